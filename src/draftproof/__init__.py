@@ -1,0 +1,1 @@
+"""Speculative decoding that is provably lossless."""

@@ -1,0 +1,83 @@
+"""What the engine asks of a drafter."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int
+
+from draftproof.distribution import Distribution
+from draftproof.sampling import BoundSampler
+from draftproof.types import Draft, Verdict
+
+
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """A request for a draft.
+
+    Attributes:
+        slot: which of the draft session's sequences.
+        tokens: the committed text, `[n]`.
+        limit: most tokens to propose; a deterministic drafter may return all it has up to this.
+        sampler: the target's sampling law for this request, for drafters that sample from it.
+        draw: draw(law, offset) -> token, supplied by the rule, so that a drafter never sees noise.
+        proceed: proceed(survival) -> bool, asked before each draw of a sampled draft with the estimated
+            P(all tokens up to and including the next are accepted), from what is known before that draw.
+    """
+
+    slot: int
+    tokens: Int[np.ndarray, "n"]
+    limit: int
+    sampler: BoundSampler
+    draw: Callable[[Distribution, int], int]
+    proceed: Callable[[float, int], bool]
+
+
+class DraftSession(ABC):
+    """A drafter's memory of several running requests, addressed by tokens like a model's session."""
+
+    def begin(self, slot: int, tokens: Int[np.ndarray, "n"], greedy: bool) -> None:
+        """Tells that a new request with prompt `tokens` now uses the slot; `greedy`: it decodes at temperature 0."""
+        return None
+
+    @abstractmethod
+    def propose(self, proposals: Sequence[Proposal]) -> list[Draft]:
+        """Returns a draft for each proposal; an empty one is legal."""
+
+    def observe(self, slot: int, tokens: Int[np.ndarray, "n"], draft: Draft, verdict: Verdict) -> None:
+        """Learns from what became of the draft that followed `tokens`.
+
+        Only places up to the first rejection carry evidence: the target never judged what came after it.
+        """
+        return None
+
+    def end(self, slot: int, tokens: Int[np.ndarray, "n"]) -> None:
+        """Tells that the request that used the slot has ended with the text `tokens`."""
+        return None
+
+    def close(self) -> None:
+        """Frees the session's memory; closing twice is harmless."""
+        return None
+
+
+class Drafter(ABC):
+    """Something that proposes tokens; it may hold memory that requests share.
+
+    Attributes:
+        name: what to call it.
+        stochastic: whether drafts are drawn from a law (which the rule then needs) or are deterministic.
+    """
+
+    name: str
+    stochastic: bool
+
+    @abstractmethod
+    def session(self, slots: int = 1) -> DraftSession:
+        """Returns a new session for `slots` running requests."""
+
+    def check(self, vocab_size: int) -> None:
+        """Raises UsageError if the drafter cannot serve a target with this vocabulary."""
+        return None
