@@ -119,4 +119,5 @@ class ScriptedNoise:
         """See `Noise.exponentials`."""
         if position not in self._exponentials:
             raise UsageError(f"no exponentials are scripted for position {position}")
-        return self._exponentials[position][ids]
+        values: Float[np.ndarray, "n"] = self._exponentials[position][ids]
+        return values

@@ -13,7 +13,7 @@ from draftproof.distribution import Distribution
 from draftproof.errors import DraftError, RequestError
 from draftproof.metrics import Counts, Timings
 
-Tokens: TypeAlias = Int[np.ndarray, "n"]
+Tokens: TypeAlias = Int[np.ndarray, "_"]
 """Token ids, int32, so that two sequences compare fast."""
 
 FinishReason: TypeAlias = Literal["stop", "length", "error"]

@@ -156,7 +156,8 @@ class ToyModel(Model):
 
         def gumbels(noise: CounterNoise, key: int) -> Float[np.ndarray, "vocab"]:
             # Minus the logarithm of an exponential is a Gumbel, of standard deviation pi / sqrt(6).
-            return -np.log(noise.exponentials(key, ids)) * (spread * 0.7797)
+            logits: Float[np.ndarray, "vocab"] = -np.log(noise.exponentials(key, ids)) * (spread * 0.7797)
+            return logits
 
         def table(tokens: Tokens) -> Float[np.ndarray, "vocab"]:
             key = 0
