@@ -38,7 +38,7 @@ class Distribution:
         if ids is not None and (len(ids) != len(weights) or bool(np.any(np.diff(ids) <= 0))):
             raise UsageError(f"ids {ids!r} must be sorted, distinct and as many as probs ({len(weights)})")
         self.ids = ids
-        self.probs = weights / total if total != 1.0 else weights
+        self.probs = weights / total  # a new array, even for a sum of 1: the caller may reuse its buffer
         self._cumulative: Float[np.ndarray, "support"] | None = None
 
     @classmethod

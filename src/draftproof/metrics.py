@@ -100,6 +100,7 @@ class Timings:
         target: in the target's forward passes.
         draft: in the drafter.
         prefill: in those passes that read the prompt.
+        calibration: in measuring the cost of passes, which only an engine's first drafts need.
     """
 
     time_to_first_token: float = 0.0
@@ -107,11 +108,12 @@ class Timings:
     target: float = 0.0
     draft: float = 0.0
     prefill: float = 0.0
+    calibration: float = 0.0
 
     @property
     def overhead(self) -> float:
-        """Outside the target and the drafter: sampling, verification, text, counting."""
-        return max(0.0, self.total - self.target - self.draft)
+        """The rest: sampling, verification, text, counting."""
+        return max(0.0, self.total - self.target - self.draft - self.calibration)
 
     def as_dict(self) -> dict[str, float]:
         """Returns the timings and the overhead, ready for JSON."""

@@ -7,7 +7,7 @@ import secrets
 import struct
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -30,6 +30,7 @@ class Lane(IntEnum):
     RACE = 3
 
 
+@runtime_checkable
 class Noise(Protocol):
     """Where rules and drafters get their randomness."""
 

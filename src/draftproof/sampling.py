@@ -5,18 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias, overload
+from typing import Protocol, TypeAlias, overload, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from draftproof.distribution import Distribution
-from draftproof.errors import ProcessorError, RowError, UsageError
+from draftproof.errors import ProcessorError, RequestError, RowError, UsageError
 from draftproof.types import Tokens
 
 Logits: TypeAlias = Float[np.ndarray, "vocab"]
 Processor: TypeAlias = Callable[[Tokens, Logits], Logits]
 """A user's logits processor: (tokens before this position, a row of logits it may change) -> a row of logits."""
+
+
+@runtime_checkable
+class RowsOfLogits(Protocol):
+    """What a pass returns for one request: rows of logits by index."""
+
+    def __getitem__(self, i: int, /) -> Logits: ...
+
 
 GREEDY_TEMPERATURE = 1e-5
 """Below this the law is one-hot at the largest logit, the lowest id on ties."""
@@ -127,7 +135,7 @@ class BoundSampler:
             or sampler.processors
         )
 
-    def laws(self, tokens: Tokens, draft: Tokens, rows: Sequence[Logits] | object) -> Laws:
+    def laws(self, tokens: Tokens, draft: Tokens, rows: RowsOfLogits) -> Laws:
         """Returns the laws of a pass, row i after tokens + draft[:i]; each is computed when it is asked for."""
         return Laws(self, tokens, draft, rows)
 
@@ -146,6 +154,14 @@ class BoundSampler:
         if self.sampler.greedy:
             return Distribution.one_hot(largest)
         return truncated_law(logits, top, self.sampler)
+
+    def scores(self, history: Tokens, row: Logits) -> Logits:
+        """Returns the processed logits, over temperature unless greedy, float64 `[vocab]`; for looking at near ties.
+
+        Truncation is left out: an id just outside a nucleus keeps its score.
+        """
+        logits = self._processed(history, row)
+        return logits if self.sampler.greedy else logits / self.sampler.temperature
 
     def _processed(self, history: Tokens, row: Logits) -> Logits:
         sampler = self.sampler
@@ -169,14 +185,19 @@ class BoundSampler:
 
 
 class Laws(Sequence[Distribution]):
-    """The target's (or a draft model's) laws over one block; row i is processed at its first use and kept."""
+    """The target's (or a draft model's) laws over one block; row i is processed at its first use and kept.
 
-    def __init__(self, bound: BoundSampler, tokens: Tokens, draft: Tokens, rows: object) -> None:
+    Attributes:
+        fault: the row that turned out to be no law, or None.
+    """
+
+    def __init__(self, bound: BoundSampler, tokens: Tokens, draft: Tokens, rows: RowsOfLogits) -> None:
         self._bound = bound
         self._tokens = tokens
         self._draft = draft
         self._rows = rows
         self._laws: list[Distribution | None] = [None] * (len(draft) + 1)
+        self.fault: int | None = None
 
     def __len__(self) -> int:
         return len(self._laws)
@@ -194,7 +215,11 @@ class Laws(Sequence[Distribution]):
         law = self._laws[i]
         if law is None:
             history = self._tokens if i == 0 else np.concatenate([self._tokens, self._draft[:i]])
-            law = self._laws[i] = self._bound.law(history, self._rows[i])  # type: ignore[index]
+            try:
+                law = self._laws[i] = self._bound.law(history, self._rows[i])
+            except RequestError:
+                self.fault = i
+                raise
         return law
 
 

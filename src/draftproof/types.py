@@ -16,7 +16,8 @@ from draftproof.metrics import Counts, Timings
 Tokens: TypeAlias = Int[np.ndarray, "_"]
 """Token ids, int32, so that two sequences compare fast."""
 
-FinishReason: TypeAlias = Literal["stop", "length", "error"]
+FinishReason: TypeAlias = Literal["stop", "length", "error", "abort"]
+""""abort" is what callers who close a stream early may call it; the engine itself never says it."""
 
 NO_TOKENS = np.zeros(0, dtype=np.int32)
 

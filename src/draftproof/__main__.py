@@ -1,0 +1,59 @@
+"""The command line: `draftproof` and `python -m draftproof`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from draftproof.cli.explain import explain
+from draftproof.cli.generate import generate
+from draftproof.errors import DraftproofError, ModelLoadError, UsageError
+from draftproof.version import __version__
+
+app = typer.Typer(
+    name="draftproof",
+    help="Speculative decoding that is provably lossless.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command()(generate)
+app.command()(explain)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"draftproof {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Runs the command line; exits 2 on wrong usage, 1 when something failed, 130 when interrupted."""
+    try:
+        app()
+    except DraftproofError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UsageError | ModelLoadError) else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has left; the interpreter would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

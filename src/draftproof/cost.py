@@ -1,0 +1,108 @@
+"""What a target pass costs, measured on the running model, by number of rows and context length."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from draftproof.models.base import Query, Session
+from draftproof.types import as_tokens
+
+WINDOW = 15
+"""How many recent measurements of one kind are kept; their median is the cost."""
+
+REFRESH = 16
+"""After how many measurements the curves are drawn anew."""
+
+
+class CostTable:
+    """Seconds of a pass over n rows, kept as medians of recent measurements.
+
+    Measured costs have stairs, so no law is fitted: between measured row counts the cost is interpolated, beyond them
+    it goes on with the last slope. Context lengths are kept apart by doubling; one that lacks a row count takes over
+    its ratio to one row from the nearest that has it.
+    """
+
+    def __init__(self) -> None:
+        self._samples: dict[int, dict[int, deque[float]]] = {}
+        self._curves: dict[int, Float[np.ndarray, "rows"]] = {}
+        self._since_drawn = 0
+
+    def observe(self, rows: int, context: int, seconds: float) -> None:
+        """Records one pass over `rows` rows behind `context` tokens."""
+        kinds = self._samples.setdefault(_level(context), {})
+        samples = kinds.get(rows)
+        if samples is None:
+            samples = kinds[rows] = deque(maxlen=WINDOW)
+            self._curves.clear()
+        samples.append(seconds)
+        self._since_drawn += 1
+        if self._since_drawn >= REFRESH:
+            self._curves.clear()
+            self._since_drawn = 0
+
+    def curve(self, rows: int, context: int) -> Float[np.ndarray, "rows"]:
+        """Returns the expected seconds of passes over 1 to `rows` rows, `[rows]`; ones while nothing is measured."""
+        level = _level(context)
+        curve = self._curves.get(level)
+        if curve is None or len(curve) < rows:
+            curve = self._curves[level] = self._draw(level, max(rows, 64))
+        return curve[:rows]
+
+    @property
+    def measured(self) -> bool:
+        """Whether passes over one row and over several have been timed."""
+        return any(len(kinds) > 1 for kinds in self._samples.values())
+
+    def _draw(self, level: int, rows: int) -> Float[np.ndarray, "rows"]:
+        known: dict[int, float] = {count: median(times) for count, times in self._samples.get(level, {}).items()}
+        for other in sorted(self._samples, key=lambda each: abs(each - level)):
+            theirs = {count: median(times) for count, times in self._samples[other].items()}
+            if other == level or 1 not in theirs:
+                continue
+            one = known.setdefault(1, theirs[1])
+            for count, time_there in theirs.items():
+                known.setdefault(count, time_there / theirs[1] * one)
+        if not known:
+            return np.ones(rows)
+        counts = np.array(sorted(known))
+        seconds = np.array([known[int(count)] for count in counts])
+        places = np.arange(1, rows + 1)
+        curve: Float[np.ndarray, "rows"] = np.interp(places, counts, seconds)
+        if len(counts) > 1:
+            slope = max((seconds[-1] - seconds[-2]) / (counts[-1] - counts[-2]), 0.0)
+            curve += slope * np.maximum(places - counts[-1], 0)
+        return curve
+
+
+def measure(
+    session: Session, slot: int, tokens: Int[np.ndarray, "n"], costs: CostTable, max_rows: int, *, rounds: int = 3
+) -> None:
+    """Times passes of 1 to `max_rows` rows behind `tokens` and records them; what `slot` holds of them stays.
+
+    The row counts are visited in turn, several rounds, so that a noisy moment spoils one sample of each, which the
+    medians then ignore.
+    """
+    max_rows = min(max_rows, session.model.context_length - len(tokens))
+    draft = as_tokens(np.arange(max_rows) % session.model.vocab_size)
+    session.score([Query(slot, tokens, draft[:0])])
+    for _ in range(rounds):
+        for rows in row_counts(max_rows):
+            began = time.perf_counter()
+            session.score([Query(slot, tokens, draft[: rows - 1])])
+            costs.observe(rows, len(tokens), time.perf_counter() - began)
+
+
+def row_counts(largest: int) -> Sequence[int]:
+    """Returns the row counts worth timing: all the small ones, then every fourth."""
+    return sorted({*range(1, min(largest, 9) + 1), *range(12, largest + 1, 4), largest})
+
+
+def _level(context: int) -> int:
+    """Context lengths up to 512 are one level, then each doubling."""
+    return max(0, (max(context, 1) - 1).bit_length() - 9)
