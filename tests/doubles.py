@@ -88,7 +88,8 @@ def oracle_drafter(model: ToyModel, wrong_every: int = 0) -> FunctionDrafter:
             if wrong_every and len(text) % wrong_every == 0:
                 best = (best + 1) % model.vocab_size
             text.append(best)
-        return text[len(tokens) :]
+        guess: list[int] = text[len(tokens) :]
+        return guess
 
     return FunctionDrafter(propose)
 

@@ -88,8 +88,8 @@ class Coin(float):
         return ~below if isinstance(below, np.ndarray) else not below
 
     # "At a threshold" has measure zero, so that < and <= are one branch; injected noise tells them apart.
-    __lt__ = __le__ = _below  # type: ignore[assignment]
-    __gt__ = __ge__ = _above  # type: ignore[assignment]
+    __lt__ = __le__ = _below
+    __gt__ = __ge__ = _above
 
     def __mul__(self, other: Any) -> Coin:
         return self._scaled(self._factor * float(other))
@@ -109,8 +109,8 @@ class Coin(float):
     def _refuse(self, *_: object) -> NoReturn:
         raise TypeError("a coin can be scaled and compared, nothing else")
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __neg__ = __abs__ = __pow__ = __rpow__ = __rtruediv__ = _refuse  # type: ignore[assignment]
-    __floordiv__ = __mod__ = __float__ = __int__ = __bool__ = __round__ = __eq__ = __ne__ = _refuse  # type: ignore[assignment]
+    __add__ = __radd__ = __sub__ = __rsub__ = __neg__ = __abs__ = __pow__ = __rpow__ = __rtruediv__ = _refuse
+    __floordiv__ = __mod__ = __float__ = __int__ = __bool__ = __round__ = __eq__ = __ne__ = _refuse
     __hash__ = float.__hash__
 
 
@@ -197,7 +197,9 @@ class Case:
     prompt: Text = (0,)
     prompt_length: int | None = None
     deterministic: bool = False
-    _laws: dict[tuple[str, int, Text], tuple[Distribution, Sampler]] = field(default_factory=dict, init=False, repr=False)
+    _laws: dict[tuple[str, int, Text], tuple[Distribution, Sampler]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def __str__(self) -> str:
         return f"{self.name}-V{self.vocab}-k{self.k}"
@@ -350,8 +352,9 @@ def exact_rules() -> list[type[Rule]]:
             yield sub
             yield from walk(sub)
 
+    root: type[Rule] = Rule  # type: ignore[type-abstract]
     exported = {getattr(shipped_rules, name) for name in shipped_rules.__all__}
-    return sorted({each for each in walk(Rule) if each in exported and each.exact}, key=lambda each: each.name)
+    return sorted({each for each in walk(root) if each in exported and each.exact}, key=lambda each: each.name)
 
 
 def races(rule: Rule) -> bool:

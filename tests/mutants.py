@@ -21,17 +21,7 @@ from draftproof.rules.coupled import race
 from draftproof.sampling import Sampler, truncated_law
 from draftproof.types import Draft, Verdict
 from tests.laws import Case, Iteration, StepFactory, Text, of_rule
-from tests.strategies import (
-    BLOCK_WITNESS,
-    GREEDY,
-    MASKED,
-    NUCLEUS,
-    PENALISED,
-    TEMPERED,
-    TRUNCATED,
-    by_context,
-    families,
-)
+from tests.strategies import BLOCK_WITNESS, GREEDY, MASKED, NUCLEUS, PENALISED, TEMPERED, TRUNCATED, family
 
 PLAIN = Sampler()
 SHARP = Sampler(temperature=0.7)
@@ -74,7 +64,7 @@ class Mutant:
 
 
 def _ordinary(vocab: int, k: int, *names: str) -> tuple[Case, ...]:
-    return tuple(Case(name, vocab, k, *map(by_context, families(vocab)[name])) for name in names)
+    return tuple(family(name, vocab, k) for name in names)
 
 
 ORDINARY = _ordinary(3, 2, "far", "zeros", "near", "tiny")

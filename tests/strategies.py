@@ -1,4 +1,4 @@
-"""What the tests run on: an adversarial grid of (target, drafter) pairs, and hypothesis strategies for laws and rows."""
+"""What the tests run on: an adversarial grid of (target, drafter) pairs; hypothesis strategies for laws and rows."""
 
 from __future__ import annotations
 
@@ -77,17 +77,17 @@ def families(vocab: int) -> dict[str, tuple[list[list[float]], list[list[float]]
     }
 
 
+def family(name: str, vocab: int, k: int, *, deterministic: bool = False) -> Case:
+    """Returns the case of one family at one size."""
+    target, draft = families(vocab)[name]
+    title = f"{name}-deterministic" if deterministic else name
+    return Case(title, vocab, k, by_context(target), by_context(draft), deterministic=deterministic)
+
+
 def grid(vocab: int, k: int) -> list[Case]:
     """Returns the adversarial cases of one size, drafted by sampling and by a deterministic drafter."""
-    cases = [
-        Case(name, vocab, k, by_context(target), by_context(draft)) for name, (target, draft) in families(vocab).items()
-    ]
-    cases += [
-        Case(f"{name}-deterministic", vocab, k, by_context(target), by_context(draft), deterministic=True)
-        for name, (target, draft) in families(vocab).items()
-        if name in ("zeros", "tiny", "far")
-    ]
-    return cases
+    sampled = [family(name, vocab, k) for name in families(vocab)]
+    return sampled + [family(name, vocab, k, deterministic=True) for name in ("zeros", "tiny", "far")]
 
 
 WORKED_P = (0.5, 0.3, 0.15, 0.05)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,8 +39,9 @@ def test_a_comparison_splits_a_coin_at_its_threshold() -> None:
 def test_all_ways_to_compare_agree() -> None:
     def run(noise: BranchingNoise) -> tuple[bool, ...]:
         u = noise.coin("u")
-        t = np.float64(0.3)
-        return (u < t, u <= t, t > u, t >= u, not u > t, not u >= t, u / 2.0 < 0.15, 2.0 * u < 0.6, bool((t > u) & True))
+        t: Any = np.float64(0.3)
+        found = [u < t, u <= t, t > u, t >= u, not u > t, not u >= t, u / 2.0 < 0.15, 2.0 * u < 0.6, np.array(t) > u]
+        return tuple(bool(each) for each in found)
 
     law = enumerate_law(run)
     assert law == {(True,) * 9: pytest.approx(0.3), (False,) * 9: pytest.approx(0.7)}
@@ -51,7 +53,9 @@ def test_a_coin_compares_with_an_array_place_by_place() -> None:
 
 
 def test_a_coin_times_zero_is_zero() -> None:
-    assert enumerate_law(lambda noise: (noise.coin("u") * 0.0 < 0.1, noise.coin("u") * 0.0 < 0.0)) == {(True, False): 1.0}
+    assert enumerate_law(lambda noise: (noise.coin("u") * 0.0 < 0.1, noise.coin("u") * 0.0 < 0.0)) == {
+        (True, False): 1.0
+    }
 
 
 def test_the_same_key_is_the_same_coin() -> None:

@@ -123,10 +123,12 @@ def test_exponentials_of_neighbours_are_independent() -> None:
 class _Stuck(CounterNoise):
     """Noise whose raw bits are what the test says."""
 
-    __slots__ = ("raw",)
+    def __init__(self, raw: int) -> None:
+        super().__init__(0)
+        self.raw = raw
 
     def _bits(self, start: int, offset: int, lane: Lane) -> int:
-        return self.raw  # type: ignore[no-any-return]
+        return self.raw
 
 
 def _unmixed(target: int) -> int:
@@ -148,9 +150,7 @@ def _unmixed(target: int) -> int:
 
 @pytest.mark.parametrize("raw", [0, 1, 2**11 - 1, 2**63, 2**64 - 1])
 def test_extreme_bits_keep_a_uniform_below_one(raw: int) -> None:
-    noise = _Stuck(0)
-    noise.raw = raw
-    assert 0.0 <= noise.uniform(0, 0, Lane.ACCEPT) <= 1 - 2.0**-53
+    assert 0.0 <= _Stuck(raw).uniform(0, 0, Lane.ACCEPT) <= 1 - 2.0**-53
 
 
 @pytest.mark.parametrize(
@@ -158,9 +158,7 @@ def test_extreme_bits_keep_a_uniform_below_one(raw: int) -> None:
     [(0, -math.log(2.0**-53)), (2**64 - 1, 2.0**-53), (2**12 - 1, -math.log(2.0**-53)), (2**63, math.log(2.0))],
 )
 def test_extreme_bits_keep_an_exponential_positive_and_finite(output: int, expected: float) -> None:
-    noise = _Stuck(0)
-    noise.raw = _unmixed(output)
-    value = noise.exponentials(0, np.array([0]))[0]
+    value = _Stuck(_unmixed(output)).exponentials(0, np.array([0]))[0]
     assert value == pytest.approx(expected, rel=1e-9)
     assert 0.0 < value < 37.0
 

@@ -89,8 +89,7 @@ def test_running_requests_share_a_pass_as_well_as_any_split_could(
 
     splits = np.ndindex(*(len(each) + 1 for each in survivals))
     best = max(speed(split) for split in splits)
-    none = speed((0,) * len(chains))
-    assert speed(tuple(chosen)) >= min(best, none * MARGIN) - 1e-12
+    assert speed(tuple(chosen)) >= best / MARGIN - 1e-12
     if sum(chosen):
         assert speed(tuple(chosen)) == pytest.approx(best)
 
@@ -241,5 +240,5 @@ def test_auto_on_a_draft_model_drafts_when_it_pays() -> None:
     engine = Engine(target, ModelDrafter(ToyModel.random(9, seed=4, mix=0.1)))
     engine.policy = Frozen(FLAT)
     counts = engine.generate([1], max_tokens=60).counts
-    assert counts.draft_acceptance_rate is not None
-    assert counts.draft_acceptance_rate > 0.5
+    assert counts.tokens_per_pass is not None
+    assert counts.tokens_per_pass > 3.0

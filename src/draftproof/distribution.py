@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -114,3 +117,10 @@ class Distribution:
         with np.errstate(divide="ignore", over="ignore"):
             place = int(np.argmin(exponentials / self.probs))
         return place if self.ids is None else int(self.ids[place])
+
+
+if TYPE_CHECKING:
+    LawSequence: TypeAlias = Sequence[Distribution]
+else:
+    # Laws are computed when asked for: a run-time checker that looked at one would ask for a row that nobody needs.
+    LawSequence = Sequence

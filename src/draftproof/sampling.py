@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias, overload, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Int
 
-from draftproof.distribution import Distribution
+from draftproof.distribution import Distribution, LawSequence
 from draftproof.errors import ProcessorError, RequestError, RowError, UsageError
 from draftproof.types import Tokens
 
@@ -184,7 +184,7 @@ class BoundSampler:
         return logits
 
 
-class Laws(Sequence[Distribution]):
+class Laws(LawSequence):
     """The target's (or a draft model's) laws over one block; row i is processed at its first use and kept.
 
     Attributes:
@@ -282,7 +282,9 @@ def _nucleus(scaled: Logits, weights: Logits, mass: float) -> Int[np.ndarray, "k
         if mass_above >= mass:
             active = above
         elif mass_above + mass_equal >= mass or len(below) == 0:
-            needed = math.ceil((mass - mass_above) / float(weights[equal[0]]))
+            # Where all of them do not reach the mass, by rounding only, their weight may be 0: no division then.
+            short, weight = mass - mass_above, float(weights[equal[0]])
+            needed = len(equal) if weight * len(equal) <= short else math.ceil(short / weight)
             kept += [above, equal[: max(needed, 1)]]
             active = active[:0]
         else:

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from jaxtyping import Float, Int
 
-from draftproof.distribution import Distribution
+from draftproof.distribution import Distribution, LawSequence
 from draftproof.errors import DraftError, RequestError
 from draftproof.metrics import Counts, Timings
 
@@ -38,7 +38,7 @@ class Draft:
     """
 
     tokens: Int[np.ndarray, "draft"]
-    laws: Sequence[Distribution] | None = None
+    laws: LawSequence | None = None
     survival: Float[np.ndarray, "draft"] | None = None
 
     def __len__(self) -> int:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -57,6 +57,7 @@ class Tokenizer(ABC):
         return False
 
 
+@runtime_checkable
 class Rows(Protocol):
     """The logits one query asked for, read lazily; valid until the session's next `score`."""
 
@@ -152,6 +153,9 @@ class Session(ABC):
                     f"{len(each.tokens)} tokens and a draft of {len(each.draft)} exceed the context of "
                     f"{self.model.context_length}"
                 )
+            for ids in (each.tokens, each.draft):
+                if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.model.vocab_size:
+                    raise UsageError(f"a query has ids outside the vocabulary 0..{self.model.vocab_size - 1}")
 
     def __enter__(self) -> Session:
         return self
@@ -196,6 +200,5 @@ class Model(ABC):
 def common_prefix(a: Int[np.ndarray, "n"], b: Int[np.ndarray, "m"]) -> int:
     """Returns how many leading ids two sequences share."""
     length = min(len(a), len(b))
-    if a[:length].tobytes() == b[:length].tobytes() and a.dtype == b.dtype:
-        return length
-    return int(np.argmax(a[:length] != b[:length])) if not np.array_equal(a[:length], b[:length]) else length
+    same = a[:length] == b[:length]
+    return length if same.all() else int(np.argmin(same))

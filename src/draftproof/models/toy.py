@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -209,18 +210,30 @@ def _letter(token: int) -> bytes:
 def load_toy(name: str) -> ToyModel:
     """Returns the toy model that the spec `toy:NAME` means.
 
-    `pair` is a 26-letter model, `pair-draft` one that resembles it; `loop` repeats a phrase, as small models do.
+    `pair` is a 26-letter model, `pair-draft` one that resembles it; `loop` repeats a phrase, as small models do;
+    `slow` is `pair` with a hundredth of a second for each row, for watching a stream.
     """
-    if name == "pair":
-        return ToyModel.random(26, seed=7, order=2, name="toy:pair")
-    if name == "pair-draft":
-        return ToyModel.random(26, seed=7, order=2, mix=0.2, name="toy:pair-draft")
-    if name == "loop":
-        return ToyModel(_loop, 26, name="toy:loop")
-    raise choice_error("toy model", name, ["pair", "pair-draft", "loop"])
+    pair = ToyModel.random(26, seed=7, order=2, name="toy:pair")
+    toys = {
+        "pair": pair,
+        "pair-draft": ToyModel.random(26, seed=7, order=2, mix=0.2, name="toy:pair-draft"),
+        "loop": ToyModel(_loop, 26, name="toy:loop"),
+        "slow": ToyModel(_slowed(pair.table), 26, name="toy:slow"),
+    }
+    if name not in toys:
+        raise choice_error("toy model", name, list(toys))
+    return toys[name]
 
 
 def _loop(tokens: Tokens) -> Float[np.ndarray, "vocab"]:
     logits = np.zeros(26)
     logits[(int(tokens[-1]) + 1) % 26 if len(tokens) % 7 else 0] = 6.0
     return logits
+
+
+def _slowed(table: Table) -> Table:
+    def slow(tokens: Tokens) -> Float[np.ndarray, "vocab"]:
+        time.sleep(0.01)
+        return table(tokens)
+
+    return slow

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-
-from draftproof.distribution import Distribution
+from draftproof.distribution import Distribution, LawSequence
 from draftproof.noise import Noise
 from draftproof.types import Draft, Verdict
 
@@ -24,7 +22,7 @@ class Rule(ABC):
     reference: str
 
     @abstractmethod
-    def verify(self, p: Sequence[Distribution], draft: Draft, noise: Noise, start: int) -> Verdict:
+    def verify(self, p: LawSequence, draft: Draft, noise: Noise, start: int) -> Verdict:
         """Judges a draft.
 
         Args:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from draftproof.distribution import Distribution
+from draftproof.distribution import Distribution, LawSequence
 from draftproof.noise import Noise
 from draftproof.rules.base import Rule
 from draftproof.types import Draft, Verdict
@@ -17,7 +15,7 @@ def race(law: Distribution, noise: Noise, position: int) -> int:
     return law.race(noise.exponentials(position, law.support()))
 
 
-def verify_coupled(p: Sequence[Distribution], draft: Draft, noise: Noise, start: int) -> Verdict:
+def verify_coupled(p: LawSequence, draft: Draft, noise: Noise, start: int) -> Verdict:
     """Draws the target's own token at each place and goes on while the draft guessed it.
 
     ```
@@ -42,7 +40,7 @@ class CoupledRule(Rule):
     exact = True
     reference = "Daliri, Musco and Suresh 2024 (arXiv 2408.07978), algorithm 2 (Gumbel coupling)"
 
-    def verify(self, p: Sequence[Distribution], draft: Draft, noise: Noise, start: int) -> Verdict:
+    def verify(self, p: LawSequence, draft: Draft, noise: Noise, start: int) -> Verdict:
         """See `Rule.verify` and `verify_coupled`."""
         return verify_coupled(p, draft, noise, start)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from draftproof.distribution import Distribution
+from draftproof.distribution import Distribution, LawSequence
 from draftproof.noise import Lane, Noise
 from draftproof.rules.base import Rule
 from draftproof.types import Draft, Verdict
 
 
-def verify_token(p: Sequence[Distribution], draft: Draft, noise: Noise, start: int) -> Verdict:
+def verify_token(p: LawSequence, draft: Draft, noise: Noise, start: int) -> Verdict:
     """The acceptance criterion itself, place by place.
 
     ```
@@ -37,7 +35,7 @@ class TokenRule(Rule):
     exact = True
     reference = "Leviathan, Kalman and Matias 2023 (arXiv 2211.17192), algorithm 1; Chen et al. 2023 (2302.01318)"
 
-    def verify(self, p: Sequence[Distribution], draft: Draft, noise: Noise, start: int) -> Verdict:
+    def verify(self, p: LawSequence, draft: Draft, noise: Noise, start: int) -> Verdict:
         """See `Rule.verify` and `verify_token`."""
         return verify_token(p, draft, noise, start)
 

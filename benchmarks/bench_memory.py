@@ -1,0 +1,54 @@
+"""Memory beyond the model's weights and its cache, each case in a process of its own.
+
+python -m benchmarks.bench_memory
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import draftproof as dp
+from benchmarks.record import write_csv
+
+RESULTS = Path(__file__).parent / "results" / "memory.csv"
+CASES = {"plain": "none", "suffix, auto": "suffix", "ngram, auto": "ngram"}
+
+
+def peak(drafter: str) -> tuple[float, float, float]:
+    """Returns peak resident memory, weights and cache, MB, of one generation in this process."""
+    model = dp.load("smollm2-135m")
+    engine = dp.Engine(model, drafter, sampler=dp.Sampler(temperature=0.8, top_p=0.95))
+    engine.generate("Once upon a time, " * 100, max_tokens=256, ignore_eos=True, seed=1)
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    return used, model.weight_bytes / 1e6, model.cache_bytes / 1e6  # type: ignore[attr-defined]
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        print(*peak(sys.argv[1]))
+        return
+    rows = []
+    for name, drafter in CASES.items():
+        command = [sys.executable, "-m", "benchmarks.bench_memory", drafter]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        used, weights, cache = map(float, output.split())
+        rows.append(
+            {
+                "case": name,
+                "peak_mb": round(used, 1),
+                "weights_mb": round(weights, 1),
+                "cache_mb": round(cache, 1),
+                "beyond_mb": round(used - weights - cache, 1),
+            }
+        )
+    write_csv(RESULTS, rows, "python -m benchmarks.bench_memory")
+    print("| case | peak, MB | weights, MB | cache, MB | beyond, MB |\n|---|---|---|---|---|")
+    for row in rows:
+        print("| " + " | ".join(str(value) for value in row.values()) + " |")
+
+
+if __name__ == "__main__":
+    main()
