@@ -48,10 +48,10 @@ def microseconds(drafter: dp.Drafter, history: int) -> float:
 def main() -> None:
     rows: list[dict[str, Any]] = []
     for name, drafter in (("suffix", dp.SuffixDrafter()), ("ngram", dp.NgramDrafter())):
-        for history in HISTORIES:
-            rows.append(
-                {"drafter": name, "history_tokens": history, "us_per_step": round(microseconds(drafter, history), 1)}
-            )
+        rows += [
+            {"drafter": name, "history_tokens": history, "us_per_step": round(microseconds(drafter, history), 1)}
+            for history in HISTORIES
+        ]
     write_csv(RESULTS, rows, "python -m benchmarks.bench_drafting")
     print("| drafter | history, tokens | a proposal, microseconds |\n|---|---|---|")
     for row in rows:

@@ -5,31 +5,29 @@ from collections.abc import Sequence
 import numpy as np
 
 import draftproof as dp
-from draftproof.draft import Drafter, DraftSession, Proposal
-from draftproof.types import Draft
 
 
-class LastSeenDrafter(Drafter):
+class LastSeenDrafter(dp.Drafter):
     """Copies what followed the newest earlier occurrence of the last token."""
 
     name = "last-seen"
     stochastic = False  # drafts are not drawn from a law
 
-    def session(self, slots: int = 1) -> DraftSession:
+    def session(self, slots: int = 1) -> dp.DraftSession:
         return LastSeenSession()
 
 
-class LastSeenSession(DraftSession):
+class LastSeenSession(dp.DraftSession):
     """Keeps no memory: everything it needs is in the proposal."""
 
-    def propose(self, proposals: Sequence[Proposal]) -> list[Draft]:
+    def propose(self, proposals: Sequence[dp.Proposal]) -> list[dp.Draft]:
         return [self._draft(each) for each in proposals]
 
-    def _draft(self, proposal: Proposal) -> Draft:
+    def _draft(self, proposal: dp.Proposal) -> dp.Draft:
         tokens = proposal.tokens
         earlier = np.flatnonzero(tokens[:-1] == tokens[-1])
         start = int(earlier[-1]) + 1 if len(earlier) else len(tokens)
-        return Draft(tokens[start : start + proposal.limit])  # an empty draft is legal
+        return dp.Draft(tokens[start : start + proposal.limit])  # an empty draft is legal
 
 
 def main() -> None:

@@ -4,22 +4,20 @@ import itertools
 
 import numpy as np
 
-from draftproof.distribution import Distribution
-from draftproof.noise import Lane, ScriptedNoise
-from draftproof.rules import verify_token
-from draftproof.types import Draft, as_tokens
+import draftproof as dp
 
-P = Distribution(np.array([0.5, 0.3, 0.15, 0.05]))
-Q = Distribution(np.array([0.6, 0.2, 0.1, 0.1]))
+ACCEPT, FINAL = dp.Lane.ACCEPT, dp.Lane.FINAL
+P = dp.Distribution(np.array([0.5, 0.3, 0.15, 0.05]))
+Q = dp.Distribution(np.array([0.6, 0.2, 0.1, 0.1]))
 
 
-def first_token_law(p: Distribution, q: Distribution, grid: int = 60) -> tuple[np.ndarray, float]:
+def first_token_law(p: dp.Distribution, q: dp.Distribution, grid: int = 60) -> tuple[np.ndarray, float]:
     """Runs the rule on every draft and a grid of coins: exact, as every threshold here is a multiple of 1/60."""
     law, acceptance = np.zeros(len(p)), 0.0
     coins = (np.arange(grid) + 0.5) / grid
     for x, accept, final in itertools.product(range(len(q)), coins, coins):
-        noise = ScriptedNoise({(0, 0, Lane.ACCEPT): accept, (0, 0, Lane.FINAL): final, (0, 1, Lane.FINAL): final})
-        verdict = verify_token([p, p], Draft(as_tokens([x]), [q]), noise, 0)
+        noise = dp.ScriptedNoise({(0, 0, ACCEPT): accept, (0, 0, FINAL): final, (0, 1, FINAL): final})
+        verdict = dp.TokenRule().verify([p, p], dp.Draft(np.array([x]), [q]), noise, 0)
         weight = q.prob(x) / grid**2
         acceptance += weight * verdict.accepted
         law[x if verdict.accepted else verdict.token] += weight

@@ -3,13 +3,9 @@
 from collections.abc import Sequence
 
 import draftproof as dp
-from draftproof.distribution import Distribution
-from draftproof.noise import Lane, Noise
-from draftproof.rules import Rule
-from draftproof.types import Draft, Verdict
 
 
-class MatchRule(Rule):
+class MatchRule(dp.Rule):
     """Emits y ~ p at each place and goes on while y equals the draft: exact, for y never depends on the draft.
 
     It is the coupled rule without the coupling: a sampled draft stands with probability sum p * q only.
@@ -19,16 +15,16 @@ class MatchRule(Rule):
     exact = True
     reference = "sample and compare, as mlx-lm and llama.cpp's server do"
 
-    def verify(self, p: Sequence[Distribution], draft: Draft, noise: Noise, start: int) -> Verdict:
+    def verify(self, p: Sequence[dp.Distribution], draft: dp.Draft, noise: dp.Noise, start: int) -> dp.Verdict:
         for i, x in enumerate(draft.tokens.tolist()):
-            y = p[i].sample(noise.uniform(start, i, Lane.FINAL))
+            y = p[i].sample(noise.uniform(start, i, dp.Lane.FINAL))
             if y != x:
-                return Verdict(i, y)
+                return dp.Verdict(i, y)
         k = len(draft.tokens)
-        return Verdict(k, p[k].sample(noise.uniform(start, k, Lane.FINAL)))
+        return dp.Verdict(k, p[k].sample(noise.uniform(start, k, dp.Lane.FINAL)))
 
-    def draw(self, law: Distribution, noise: Noise, start: int, offset: int) -> int:
-        return law.sample(noise.uniform(start, offset, Lane.DRAFT))  # a lane of its own: never share the verdict's
+    def draw(self, law: dp.Distribution, noise: dp.Noise, start: int, offset: int) -> int:
+        return law.sample(noise.uniform(start, offset, dp.Lane.DRAFT))  # a lane of its own: never share the verdict's
 
 
 def main() -> None:

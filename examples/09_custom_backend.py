@@ -5,12 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 
 import draftproof as dp
-from draftproof.models import Model, Query, Rows, Session, ToyTokenizer
 
 TEXT = "she sells sea shells by the sea shore; the shells she sells are sea shells i am sure. "
 
 
-class PairModel(Model):
+class PairModel(dp.Model):
     """P(next letter | last letter) in proportion to how often the pair occurs, smoothed."""
 
     name = "pairs"
@@ -18,24 +17,24 @@ class PairModel(Model):
     eos_ids: frozenset[int] = frozenset()
 
     def __init__(self, text: str) -> None:
-        self.tokenizer = ToyTokenizer([bytes([letter]) for letter in sorted(set(text.encode()))])
+        self.tokenizer = dp.ToyTokenizer([bytes([letter]) for letter in sorted(set(text.encode()))])
         tokens = self.tokenizer.encode(text)
         self.vocab_size = int(tokens.max()) + 1
         counts = np.full((self.vocab_size, self.vocab_size), 0.01)
         np.add.at(counts, (tokens[:-1], tokens[1:]), 1.0)
         self.logits = np.log(counts)
 
-    def session(self, slots: int = 1) -> Session:
+    def session(self, slots: int = 1) -> dp.Session:
         return PairSession(self, slots)
 
 
-class PairSession(Session):
+class PairSession(dp.Session):
     """`Session` does the bookkeeping of prefixes; a backend only runs what is left to run."""
 
     model: PairModel
 
-    def _forward(self, queries: Sequence[Query], keep: Sequence[int]) -> list[Rows]:
-        rows: list[Rows] = []
+    def _forward(self, queries: Sequence[dp.Query], keep: Sequence[int]) -> list[dp.Rows]:
+        rows: list[dp.Rows] = []
         for query in queries:
             # A model with a cache would cut slot query.slot to its keep[i] tokens here and run text[keep[i]:] only.
             text = np.concatenate([query.tokens, query.draft])

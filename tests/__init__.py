@@ -1,4 +1,4 @@
-"""Tests, and the type checker that they run under: beartype, with an int passing for a float as everywhere in Python."""
+"""Tests, and the type checker that they run under: beartype, for which an int is a float too."""
 
 from beartype import BeartypeConf, beartype
 

@@ -159,6 +159,10 @@ def test_the_largest_coin_on_a_wide_law() -> None:
     assert law.sample(0.0) == 0
 
 
+def test_a_coin_of_one_which_no_noise_gives_does_no_harm() -> None:
+    assert Distribution(np.array([0.5, 0.5, 0.0, 0.0])).sample(1.0) == 1
+
+
 def test_race_takes_the_smallest_ratio_and_the_lowest_id_on_ties() -> None:
     law = Distribution(np.array([0.5, 0.25, 0.25]), np.array([2, 5, 8]))
     assert law.race(np.array([1.0, 0.4, 0.6])) == 5

@@ -151,7 +151,7 @@ def test_a_drafter_that_drops_a_token_for_its_own_value_is_seen(monkeypatch: pyt
 
             def dropping(proposals):  # type: ignore[no-untyped-def]
                 drafts = propose(proposals)
-                return [d.cut(0) if len(d) and d.laws[0].prob(int(d.tokens[0])) < 0.4 else d for d in drafts]
+                return [d.cut(0) if len(d) and d.law(0).prob(int(d.tokens[0])) < 0.4 else d for d in drafts]
 
             session.propose = dropping  # type: ignore[method-assign]
             return session

@@ -112,8 +112,7 @@ def test_simulation_runs_the_procedure() -> None:
     assert found.p_value > 1e-6
     assert found.degrees_of_freedom == 3
     assert abs((found.accepted - 3400) / math.sqrt(4000 * 0.85 * 0.15)) < 4.9
-    assert simulate(P, Q, 4000, seed=3) == found
-    assert simulate(P, Q, 4000, seed=4) != found
+    assert simulate(P, Q, 200, seed=3) == simulate(P, Q, 200, seed=3) != simulate(P, Q, 200, seed=4)
     assert json.loads(json.dumps(found.as_dict()))["counts"]["0"] == found.counts[0]
 
 

@@ -32,6 +32,13 @@ def test_a_pass_at_a_time() -> None:
     assert counts.tokens_per_pass == 2.25
 
 
+def test_lists_are_as_long_as_the_longest_draft() -> None:
+    counts = Counts()
+    counts.add(drafted=3, accepted=1, emitted=2)
+    assert counts.num_accepted_tokens_per_pos == [1, 0, 0]
+    assert counts.acceptance_histogram == [0, 1, 0, 0]
+
+
 def test_tokens_cut_off_by_a_stop_are_not_counted() -> None:
     # https://github.com/vllm-project/vllm/issues/56101 : d1 EOS d3 d4 all match; two tokens come out, not five.
     counts = Counts()

@@ -160,9 +160,10 @@ def test_small_rows_agree_with_the_reference(
 @pytest.mark.parametrize("gap", [-np.inf, -900.0, -744.0, -36.8])
 def test_a_nucleus_of_nearly_everything_meets_impossible_ids(gap: float) -> None:
     # Most ids masked, as by a grammar: the mass is short of top_p by rounding alone when only they are left.
-    for seed in range(60):
+    for seed in range(40):
         rng = np.random.default_rng(seed)
-        row: Float[np.ndarray, "vocab"] = np.where(rng.random(300) < 0.9, gap, rng.normal(0.0, 1.0, 300))
+        row: Float[np.ndarray, "vocab"] = rng.normal(0.0, 1.0, 300)
+        row[rng.random(300) < 0.9] = gap
         row[0] = 0.0
         for top_p in (math.nextafter(1, 0), 1 - 1e-15, 1 - 1e-12):
             assert agree(law_of(Sampler(top_p=top_p), row), Reference(Sampler(top_p=top_p), [0], 1, [], row.tolist()))
@@ -205,7 +206,7 @@ def test_large_rows_agree_with_the_reference(name: str) -> None:
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_every_temperature_in_every_float_type(dtype: type, temperature: float) -> None:
     # https://github.com/vllm-project/vllm/pull/27077 : zero temperature divided, half-sized logits overflowed.
-    row = np.array([60000.0, -60000.0, 59968.0, 60000.0, -np.inf], dtype=dtype)
+    row: Float[np.ndarray, "vocab"] = np.array([60000.0, -60000.0, 59968.0, 60000.0, -np.inf], dtype=dtype)
     law = law_of(Sampler(temperature=temperature), row)
     assert np.isfinite(law.probs).all()
     assert law.dense(5).sum() == pytest.approx(1.0, abs=1e-12)
@@ -383,6 +384,25 @@ def test_laws_index_like_a_sequence() -> None:
     for place in (3, -4):
         with pytest.raises(IndexError, match=f"row {place} of a pass of 3 rows"):
             laws[place]
+
+
+def test_a_row_that_is_no_law_spoils_no_other_and_is_remembered() -> None:
+    table = np.array([[0.0, 1.0], [np.nan, 0.0], [0.0, 0.0]])
+    laws = Sampler().bind(1, (), 2).laws(as_tokens([0]), as_tokens([1, 1]), table)
+    assert len(laws[0]) == len(laws[2]) == 2
+    assert laws.fault is None
+    for _ in range(2):
+        with pytest.raises(RowError, match="position 2 hold NaN"):
+            laws[1]
+        assert laws.fault == 1
+
+
+def test_scores_are_the_processed_logits_over_temperature_before_any_cut() -> None:
+    sampler = Sampler(temperature=2.0, top_k=1, logit_bias={0: 4.0}, banned_token_ids=[2])
+    row = np.array([0.0, 1.0, 3.0], dtype=np.float32)
+    assert sampler.bind(1, (), 3).scores(as_tokens([0]), row).tolist() == [2.0, 0.5, -np.inf]
+    greedy = Sampler(temperature=0.0, presence_penalty=1.0).bind(1, (), 3)
+    assert greedy.scores(as_tokens([0, 1]), row).tolist() == [0.0, 0.0, 3.0]
 
 
 def test_processors_run_in_order_after_the_masks_and_before_temperature() -> None:

@@ -45,9 +45,18 @@ class Distribution:
         self._cumulative: Float[np.ndarray, "support"] | None = None
 
     @classmethod
+    def normalised(
+        cls, probs: Float[np.ndarray, "support"], ids: Int[np.ndarray, "support"] | None = None
+    ) -> Distribution:
+        """Returns the law of float64 probabilities known to be non-negative with sum 1, without a check or a copy."""
+        law = cls.__new__(cls)
+        law.ids, law.probs, law._cumulative = ids, probs, None
+        return law
+
+    @classmethod
     def one_hot(cls, token: int) -> Distribution:
         """Returns the law that always gives `token`."""
-        return cls(np.ones(1), np.array([token], dtype=np.int64))
+        return cls.normalised(np.ones(1), np.array([token], dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.probs)

@@ -148,7 +148,7 @@ class Engine:
         with self._lock:
             session, _ = self._open(1)
             if not any(self._running):
-                self.policy.prepare(session, 0, as_tokens(np.arange(64) % self.target.vocab_size))
+                self.policy.prepare(session, 0, as_tokens(np.arange(64, 0, -1) % self.target.vocab_size))
 
     def close(self) -> None:
         """Frees the sessions, not the models; the engine may be used again. Closing twice is harmless."""

@@ -88,9 +88,12 @@ class CounterNoise:
         z ^= z >> np.uint64(31)
         # 52 bits and a half: the largest is 1 - 2**-53, exactly representable, so that no logarithm is 0.
         z >>= np.uint64(12)
-        uniform = (z.astype(np.float64) + 0.5) * 2.0**-52
-        result: Float[np.ndarray, "n"] = -np.log(uniform)
-        return result
+        values: Float[np.ndarray, "n"] = z.astype(np.float64)
+        values += 0.5
+        values *= 2.0**-52
+        np.log(values, out=values)
+        np.negative(values, out=values)
+        return values
 
 
 class ScriptedNoise:

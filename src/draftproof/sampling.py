@@ -125,6 +125,7 @@ class BoundSampler:
             mask[allowed] = False
             mask[self._banned] = True
             self._forbidden = np.flatnonzero(mask)
+        self._scratch: Float[np.ndarray, "2 vocab"] | None = None
         self._counts_history = sampler.presence_penalty != 0.0 or sampler.frequency_penalty != 0.0
         self._touches_logits = bool(
             len(self._bias_ids)
@@ -153,7 +154,9 @@ class BoundSampler:
             raise RowError(_row_fault(history, logits, row))
         if self.sampler.greedy:
             return Distribution.one_hot(largest)
-        return truncated_law(logits, top, self.sampler)
+        if self._scratch is None:
+            self._scratch = np.empty((2, len(logits)))
+        return truncated_law(logits, top, self.sampler, self._scratch)
 
     def scores(self, history: Tokens, row: Logits) -> Logits:
         """Returns the processed logits, over temperature unless greedy, float64 `[vocab]`; for looking at near ties.
@@ -223,16 +226,23 @@ class Laws(LawSequence):
         return law
 
 
-def truncated_law(logits: Logits, top: float, sampler: Sampler) -> Distribution:
-    """Returns steps 6 to 9 of `Sampler` on processed logits whose largest is `top`; needs temperature > 0."""
+def truncated_law(
+    logits: Logits, top: float, sampler: Sampler, scratch: Float[np.ndarray, "2 vocab"] | None = None
+) -> Distribution:
+    """Returns steps 6 to 9 of `Sampler` on processed logits whose largest is `top`; needs temperature > 0.
+
+    Memory of a row's size that is fresh costs more than the arithmetic on it, so `scratch` is used where it is given.
+    """
+    if scratch is None:
+        scratch = np.empty((2, len(logits)))
     # Subtract before dividing: logits / T would overflow for half-precision-sized logits and a small T.
-    scaled = np.subtract(logits, top, dtype=np.float64)
+    scaled = np.subtract(logits, top, out=scratch[0], dtype=np.float64)
     scaled /= sampler.temperature
     ids = _largest(scaled, sampler.top_k) if 0 < sampler.top_k < len(scaled) else None
     if ids is not None:
         scaled = scaled[ids]
     if sampler.top_p < 1.0:
-        weights = np.exp(scaled)
+        weights = np.exp(scaled, out=scratch[1][: len(scaled)])
         kept = _nucleus(scaled, weights, sampler.top_p * float(weights.sum()))
         scaled = scaled[kept]
         ids = kept if ids is None else ids[kept]
@@ -240,18 +250,19 @@ def truncated_law(logits: Logits, top: float, sampler: Sampler) -> Distribution:
         kept = np.flatnonzero(scaled >= math.log(sampler.min_p))
         scaled = scaled[kept]
         ids = kept if ids is None else ids[kept]
-    return Distribution(np.exp(scaled), ids)
+    probs = np.exp(scaled)
+    probs /= probs.sum()
+    return Distribution.normalised(probs, ids)
 
 
-def _candidates(scaled: Logits) -> Sequence[float]:
-    """Thresholds below the maximum (which is 0) to try in turn; the last admits everything."""
-    return (-4.0, -8.0, -16.0, -math.inf)
+CANDIDATES = (-4.0, -8.0, -16.0, -math.inf)
+"""Thresholds, relative to the maximum, at which candidates are looked for in turn; the last admits everything."""
 
 
 def _largest(scaled: Logits, k: int) -> Int[np.ndarray, "k"]:
     """Returns the sorted places of the k largest values, the lowest places on ties."""
-    places = np.arange(0)
-    for threshold in _candidates(scaled):
+    places = np.zeros(0, dtype=np.int64)
+    for threshold in CANDIDATES:
         places = np.flatnonzero(scaled >= threshold)
         if len(places) >= k:
             break
@@ -267,8 +278,8 @@ def _nucleus(scaled: Logits, weights: Logits, mass: float) -> Int[np.ndarray, "k
 
     A weighted quickselect over the candidates near the maximum: linear, however flat the law is.
     """
-    active = np.arange(len(scaled))
-    for threshold in _candidates(scaled):
+    active = np.zeros(0, dtype=np.int64)
+    for threshold in CANDIDATES:
         active = np.flatnonzero(scaled >= threshold)
         if float(weights[active].sum()) >= mass:
             break

@@ -62,7 +62,9 @@ def test_json_is_one_object_with_everything() -> None:
     assert len(found["logprobs"][0]["top"]) == 2
 
 
-@pytest.mark.parametrize("options", [[], ["--temperature", "1"], ["--temperature", "1", "--drafter", "model:toy:pair-draft"]])
+@pytest.mark.parametrize(
+    "options", [[], ["--temperature", "1"], ["--temperature", "1", "--drafter", "model:toy:pair-draft"]]
+)
 def test_compare_prints_a_ratio_and_whether_the_texts_agree(options: list[str]) -> None:
     result = toy("abcabc", "--max-tokens", "30", "--compare", *options)
     text = error_of(result)
@@ -175,7 +177,8 @@ def test_a_closed_pipe_ends_quietly() -> None:
 def test_an_interrupt_keeps_what_was_produced(as_json: bool) -> None:
     process = subprocess.Popen(
         [*RUN, "generate", "abc", "--target", "toy:slow", "--max-tokens", "4000", *(["--json"] if as_json else [])],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
     if as_json:
         assert process.stderr is not None

@@ -69,7 +69,7 @@ def test_the_token_rule_accepts_exactly_the_overlap(case: Case) -> None:
 @pytest.mark.parametrize("rule", RACING)
 @pytest.mark.parametrize("case", _cases(SIZES), ids=str)
 def test_a_racing_rule_gives_plain_decodings_own_text(rule: type[Rule], case: Case) -> None:
-    assert identity_failures(of_rule(rule()), case, range(25), 6) == 0
+    assert identity_failures(of_rule(rule()), case, range(30), 6) == 0
 
 
 @pytest.mark.parametrize("rule", exact_rules())

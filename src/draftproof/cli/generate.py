@@ -205,6 +205,8 @@ def read_prompt(prompt: str | None) -> str:
             ) from None
     if not prompt:
         raise UsageError("the prompt is empty; give at least one character")
+    if any("\ud800" <= character <= "\udfff" for character in prompt):
+        raise UsageError("the prompt is not UTF-8; convert it first, for example with iconv")
     return prompt
 
 
@@ -275,8 +277,9 @@ def _stream(engine: Engine, request: Request, *, show: bool) -> Completion:
     """Streams a request to standard output; what was produced stays, whatever ends it."""
     steps: list[Step] = []
     began = time.perf_counter()
+    stream = engine.stream(request)
     try:
-        for step in engine.stream(request):
+        for step in stream:
             steps.append(step)
             if show:
                 print(step.text, end="", flush=True)

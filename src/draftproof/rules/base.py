@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+
 from draftproof.distribution import Distribution, LawSequence
 from draftproof.noise import Noise
 from draftproof.types import Draft, Verdict
