@@ -8,19 +8,19 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-import draftproof as dp
+from draftproof.models.llamacpp import LlamaCppModel
 
 
 class BareLoop:
     """One context with the fastest settings, used directly.
 
     Args:
-        model: a loaded llama.cpp model of draftproof's, for its file, thread count and end-of-sequence ids.
+        model: a loaded model, for its file, thread count and end-of-sequence ids.
     """
 
-    def __init__(self, model: dp.Model, context_length: int = 2048) -> None:
-        self.path: str = str(model.path)  # type: ignore[attr-defined]
-        self.threads: int = model.threads  # type: ignore[attr-defined]
+    def __init__(self, model: LlamaCppModel, context_length: int = 2048) -> None:
+        self.path = str(model.path)
+        self.threads = model.threads
         self._eos = model.eos_ids
         self._vocab_size = model.vocab_size
         self._model = llama_cpp.llama_model_load_from_file(self.path.encode(), llama_cpp.llama_model_default_params())

@@ -26,6 +26,7 @@ import numpy as np
 import draftproof as dp
 from benchmarks.bare import BareLoop
 from benchmarks.record import provenance, ratio_interval, read_csv, write_csv
+from draftproof.models.llamacpp import LlamaCppModel
 
 RESULTS = Path(__file__).parent / "results" / "generate.csv"
 SAMPLERS = {"greedy": dp.Sampler(temperature=0), "sampled": dp.Sampler(temperature=0.8, top_p=0.95)}
@@ -142,7 +143,8 @@ def bare(loop: BareLoop) -> Contender:
 
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Runs everything and returns a row for each (mode, prompt, contender)."""
-    model = dp.load("smollm2-135m")
+    model = dp.load(arguments.target)
+    assert isinstance(model, LlamaCppModel)
     loop = BareLoop(model)
     contenders: dict[str, Contender] = {
         "plain": ours(model, "none", "auto"),
@@ -236,8 +238,9 @@ def report(rows: Sequence[dict[str, Any]], comments: Sequence[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", help="JSON lines with question_id, category, turns")
+    parser.add_argument("--target", default="smollm2-135m", help="a GGUF file, or the embedded model")
     parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=3, help="timed rounds after the cold one")
+    parser.add_argument("--rounds", type=int, default=2, help="timed rounds after the cold one")
     parser.add_argument("--every", type=int, default=1, help="take every n-th prompt only")
     parser.add_argument("--modes", default="greedy,sampled")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -247,7 +250,8 @@ def main() -> None:
         comments, rows = read_csv(arguments.table)
     elif arguments.prompts:
         rows = measure(arguments)
-        write_csv(arguments.out, rows, "python -m benchmarks.bench_generate --prompts QUESTIONS")
+        command = f"python -m benchmarks.bench_generate --target {arguments.target} --prompts QUESTIONS"
+        write_csv(arguments.out, rows, command)
         comments = [f"{name}: {value}" for name, value in provenance().items()]
     else:
         parser.error("give --prompts, or --table for the tables of an earlier run")

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import draftproof as dp
 from benchmarks.record import write_csv
+from draftproof.models.llamacpp import LlamaCppModel
+from draftproof.models.llamacpp_library import library
 
 RESULTS = Path(__file__).parent / "results" / "memory.csv"
 CASES = {"plain": "none", "suffix, auto": "suffix", "ngram, auto": "ngram"}
@@ -20,10 +22,15 @@ CASES = {"plain": "none", "suffix, auto": "suffix", "ngram, auto": "ngram"}
 def peak(drafter: str) -> tuple[float, float, float]:
     """Returns peak resident memory, weights and cache, MB, of one generation in this process."""
     model = dp.load("smollm2-135m")
+    assert isinstance(model, LlamaCppModel)
     engine = dp.Engine(model, drafter, sampler=dp.Sampler(temperature=0.8, top_p=0.95))
     engine.generate("Once upon a time, " * 100, max_tokens=256, ignore_eos=True, seed=1)
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-    return used, model.weight_bytes / 1e6, model.cache_bytes / 1e6  # type: ignore[attr-defined]
+    lib, address = library(), model.pointer.address
+    width = lib.llama_model_n_embd(address) * lib.llama_model_n_head_kv(address) // lib.llama_model_n_head(address)
+    # Keys and values, half precision.
+    cache = model.context_length * lib.llama_model_n_layer(address) * width * 2 * 2
+    return used, model.path.stat().st_size / 1e6, cache / 1e6
 
 
 def main() -> None:

@@ -38,15 +38,21 @@ def main() -> None:
 
     match = sum(1 / np.maximum(P.probs / P.prob(x), Q.probs / Q.prob(x)).sum() for x in range(4))
     print("coupled match", round(match, 3), "independent match", round(float(P.probs @ Q.probs), 3))
-    assert round(match, 3) == 0.834
+    assert (round(match, 3), round(0.85 / 1.15, 3)) == (0.834, 0.739)
     assert np.isclose(P.probs @ Q.probs, 0.38)
 
-    for a, c, best, speed in [(0.6, 0.1, 3, 1.67), (0.8, 0.05, 8, 3.09), (0.8, 0.1, 6, 2.47), (0.9, 0.02, 19, 6.37)]:
+    dropping = 0.8 * min(1.0, 0.5 / 0.8) + 0.2 * 0.5  # token 0 drafted and kept; token 1 dropped, then the bonus
+    assert np.isclose(dropping, 0.6), "instead of .5"
+
+    cases = (0.6, 0.1, 3, 1.67), (0.8, 0.05, 8, 3.09), (0.8, 0.1, 6, 2.47), (0.9, 0.05, 13, 4.67), (0.9, 0.02, 19, 6.37)
+    for a, c, best, speed in cases:
         speeds = [speed_up(a, c, k) for k in range(64)]
         print(f"a={a} c={c}: best k={int(np.argmax(speeds))}, S={max(speeds):.3f}")
         assert (int(np.argmax(speeds)), round(max(speeds), 2)) == (best, speed)
     stairs = (1.0, 1.7, 1.75, 1.8)
     assert [round(speed_up(0.6, 0.0, k, stairs), 2) for k in (1, 3)] == [0.94, 1.21]
+    assert [round(speed_up(0.8, 0.0, k, stairs), 2) for k in (1, 3)] == [1.06, 1.64]
+    assert round(sum(0.8**j for j in (1, 2, 3, 4)) / 4, 2) == 0.59
 
 
 if __name__ == "__main__":

@@ -141,6 +141,14 @@ def test_the_law_holds_up_to_a_row_that_is_no_law(monkeypatch: pytest.MonkeyPatc
     assert distance(enumerate_law(run), target_law(TARGET, [0, 1], Sampler(), 2)) < EXACT
 
 
+def test_a_draft_model_that_fails_at_some_texts_leaves_the_law_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    # It fails after a drafted 2 and only then: dropping the 2 for that would bias the text.
+    failing = ToyModel(lambda tokens: np.full(3, np.nan) if tokens[-1] == 2 else FAR.table(tokens), 3)
+    engine = Engine(TARGET, ModelDrafter(failing), "token", num_draft_tokens=2)
+    ours = engine_law(engine, Request([0, 1], max_tokens=4), monkeypatch)
+    assert distance(ours, target_law(TARGET, [0, 1], Sampler(), 4)) < EXACT
+
+
 def test_a_drafter_that_drops_a_token_for_its_own_value_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check can fail: a length policy that looks at the token it drops biases the text."""
 

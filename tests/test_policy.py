@@ -42,6 +42,9 @@ class Frozen(PayingLength):
     def observe_pass(self, rows: int, context: int, seconds: float) -> None:
         return None
 
+    def observe_draft(self, tokens: int, seconds: float) -> None:
+        return None
+
 
 def brute_force(rate: float, table: CostTable, limit: int) -> tuple[int, float]:
     """Returns the best k and its speed, by trying each against S(k) = E[N] / v(k+1)."""
@@ -209,6 +212,11 @@ def test_the_cost_of_a_noisy_moment_is_forgotten() -> None:
     assert table.curve(2, 10)[1] == 1.5
 
 
+def test_a_pass_costs_no_more_than_a_wider_one() -> None:
+    table = costs({1: 1.0, 2: 1.4, 3: 9.0, 4: 1.8})
+    assert table.curve(4, 10).tolist() == [1.0, 1.4, 1.8, 1.8]
+
+
 def test_costs_between_and_beyond_the_measured_ones() -> None:
     table = costs({1: 1.0, 3: 2.0, 5: 4.0})
     assert table.curve(7, 10).tolist() == [1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0]
@@ -232,7 +240,8 @@ def test_measuring_times_every_row_count_and_keeps_the_text() -> None:
         measure(session, 0, as_tokens([1, 2, 3]), table, 25)
         assert table.measured
         assert session.prefix_length(0, as_tokens([1, 2, 3])) == 3
-    assert row_counts(25) == [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20, 24, 25]
+    assert row_counts(25) == [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 25]
+    assert row_counts(4) == [1, 2, 3, 4]
 
 
 def test_auto_on_a_draft_model_drafts_when_it_pays() -> None:

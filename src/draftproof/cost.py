@@ -16,6 +16,9 @@ from draftproof.types import as_tokens
 WINDOW = 15
 """How many recent measurements of one kind are kept; their median is the cost."""
 
+OFTEN = 5
+"""Row counts up to this are timed three times at first, the others once."""
+
 REFRESH = 16
 """After how many measurements the curves are drawn anew."""
 
@@ -24,7 +27,8 @@ class CostTable:
     """Seconds of a pass over n rows, kept as medians of recent measurements.
 
     Measured costs have stairs, so no law is fitted: between measured row counts the cost is interpolated, beyond them
-    it goes on with the last slope. Context lengths are kept apart by doubling; one that lacks a row count takes over
+    it goes on with the last slope. A cost above that of a wider pass is noise, or a stair that the wider pass avoids,
+    and counts as the wider pass's. Context lengths are kept apart by doubling; one that lacks a row count takes over
     its ratio to one row from the nearest that has it.
     """
 
@@ -72,6 +76,7 @@ class CostTable:
             return np.ones(rows)
         counts = np.array(sorted(known))
         seconds = np.array([known[int(count)] for count in counts])
+        seconds = np.minimum.accumulate(seconds[::-1])[::-1]
         places = np.arange(1, rows + 1)
         curve: Float[np.ndarray, "rows"] = np.interp(places, counts, seconds)
         if len(counts) > 1:
@@ -80,27 +85,25 @@ class CostTable:
         return curve
 
 
-def measure(
-    session: Session, slot: int, tokens: Int[np.ndarray, "n"], costs: CostTable, max_rows: int, *, rounds: int = 3
-) -> None:
+def measure(session: Session, slot: int, tokens: Int[np.ndarray, "n"], costs: CostTable, max_rows: int) -> None:
     """Times passes of 1 to `max_rows` rows behind `tokens` and records them; what `slot` holds of them stays.
 
-    The row counts are visited in turn, several rounds, so that a noisy moment spoils one sample of each, which the
-    medians then ignore.
+    The row counts are visited in turn, so that a noisy moment spoils one sample of each and not all of one. Short
+    drafts are the common ones and their costs the nearest to a decision, so they are visited oftener.
     """
     max_rows = min(max_rows, session.model.context_length - len(tokens))
     draft = as_tokens(np.arange(max_rows) % session.model.vocab_size)
     session.score([Query(slot, tokens, draft[:0])])
-    for _ in range(rounds):
-        for rows in row_counts(max_rows):
+    for counts in (row_counts(max_rows), *[range(1, min(OFTEN, max_rows) + 1)] * 2):
+        for rows in counts:
             began = time.perf_counter()
             session.score([Query(slot, tokens, draft[: rows - 1])])
             costs.observe(rows, len(tokens), time.perf_counter() - began)
 
 
 def row_counts(largest: int) -> Sequence[int]:
-    """Returns the row counts worth timing: all the small ones, then every fourth."""
-    return sorted({*range(1, min(largest, 9) + 1), *range(12, largest + 1, 4), largest})
+    """Returns the row counts worth timing: all the small ones, then ever fewer."""
+    return sorted({*range(1, min(largest, 9) + 1), *(rows for rows in (12, 16) if rows < largest), largest})
 
 
 def _level(context: int) -> int:

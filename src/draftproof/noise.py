@@ -7,6 +7,7 @@ import secrets
 import struct
 from collections.abc import Mapping
 from enum import IntEnum
+from operator import index
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -62,9 +63,11 @@ class CounterNoise:
     def __init__(self, seed: Seed | None = None) -> None:
         self.seed: Seed = secrets.randbits(128) if seed is None else seed
         parts = self.seed if isinstance(self.seed, tuple) else (self.seed,)
-        if not all(isinstance(part, int) for part in parts):
-            raise UsageError(f"seed {seed!r} is not an integer or a tuple of integers")
-        self._key = hashlib.blake2b(",".join(map(str, parts)).encode(), digest_size=32).digest()
+        try:
+            digits = ",".join(str(index(part)) for part in parts)
+        except TypeError:
+            raise UsageError(f"seed {seed!r} is not an integer or a tuple of integers") from None
+        self._key = hashlib.blake2b(digits.encode(), digest_size=32).digest()
 
     def _bits(self, start: int, offset: int, lane: Lane) -> int:
         place = struct.pack("<qqB", start, offset, lane)

@@ -88,6 +88,12 @@ class Sampler:
             "allow at least one id, or use None to allow all",
         )
 
+        need(
+            not callable(self.processors) and all(callable(each) for each in self.processors),
+            "processors",
+            "give a list of functions (tokens, logits) -> logits",
+        )
+
     @property
     def greedy(self) -> bool:
         """Whether every law is one-hot."""

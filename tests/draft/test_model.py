@@ -165,7 +165,7 @@ def test_a_context_that_is_full_ends_the_draft(length: int, expected: int) -> No
     assert len(draft) == expected
 
 
-def test_a_failing_pass_is_told_and_the_others_can_be_asked_alone() -> None:
+def test_a_failing_pass_ends_one_draft_and_leaves_the_others() -> None:
     texts = [TEXTS["loop"], TEXTS["mixed"], TEXTS["short"]]
     model = ToyModel.random(VOCABULARY, seed=2)
     clean = ModelDrafter(model).session(3)
@@ -174,16 +174,17 @@ def test_a_failing_pass_is_told_and_the_others_can_be_asked_alone() -> None:
         model, lambda queries: any(len(each.tokens) > len(TEXTS["mixed"]) and each.slot == 1 for each in queries)
     )
     session = ModelDrafter(flaky).session(3)
-    with pytest.raises(DraftError, match=r"failed for slots \[0, 1, 2\]: RuntimeError: the device fell over"):
-        session.propose([proposal(text, slot=slot) for slot, text in enumerate(texts)])
-    for slot in (0, 2):
-        (draft,) = session.propose([proposal(texts[slot], slot=slot)])
-        assert content(draft) == content(expected[slot])
-    with pytest.raises(DraftError, match=r"slots \[1\]"):
+    found = session.propose([proposal(text, slot=slot) for slot, text in enumerate(texts)])
+    # What was drawn before the failure stays: dropping it, perhaps for its value, would bias the text.
+    assert content(found[1]) == content(expected[1].cut(1))
+    assert [content(found[slot]) for slot in (0, 2)] == [content(expected[slot]) for slot in (0, 2)]
+    with pytest.raises(DraftError, match="failed: RuntimeError: the device fell over"):
         session.propose([proposal(texts[1], slot=1)])
+    session.begin(1, as_tokens(texts[2]), False)
+    assert len(session.propose([proposal(texts[2], slot=1)])[0]) > 0
 
 
 def test_a_row_that_is_no_law_is_told() -> None:
     broken = ToyModel(lambda tokens: np.full(VOCABULARY, np.nan), VOCABULARY, name="broken")
-    with pytest.raises(DraftError, match="draft model broken failed for slots"):
+    with pytest.raises(DraftError, match="draft model broken failed: RowError"):
         propose(ModelDrafter(broken).session(), [1, 2])

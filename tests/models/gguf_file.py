@@ -76,12 +76,13 @@ def tokenizer(**changes: object) -> dict[str, object]:
     return values | changes
 
 
-def write_llama(path: Path, *, context_length: int = 2048, **changes: object) -> Path:
+def write_llama(path: Path, changes: Mapping[str, object] | None = None, *, context_length: int = 2048) -> Path:
     """Writes a Llama of two layers, width 32."""
-    return _write_transformer(path, "llama", {"llama.context_length": context_length, **changes}, window=False)
+    metadata = {"llama.context_length": context_length, **(changes or {})}
+    return _write_transformer(path, "llama", metadata, window=False)
 
 
-def write_gemma2(path: Path, *, window: int = 8, context_length: int = 2048, **changes: object) -> Path:
+def write_gemma2(path: Path, *, window: int, context_length: int = 2048) -> Path:
     """Writes a Gemma 2 of two layers, the first of which sees only the last `window` tokens."""
     settings = {
         "gemma2.context_length": context_length,
@@ -91,7 +92,7 @@ def write_gemma2(path: Path, *, window: int = 8, context_length: int = 2048, **c
         "gemma2.attn_logit_softcapping": 50.0,
         "gemma2.final_logit_softcapping": 30.0,
     }
-    return _write_transformer(path, "gemma2", settings | changes, window=True)
+    return _write_transformer(path, "gemma2", settings, window=True)
 
 
 def _write_transformer(path: Path, kind: str, changes: Mapping[str, object], window: bool) -> Path:

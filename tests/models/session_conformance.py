@@ -17,7 +17,9 @@ def copied(rows: Rows) -> np.ndarray:
     return np.stack([np.array(rows[i]) for i in range(len(rows))])
 
 
-def ask(session: Session, tokens: Sequence[int] | Tokens, draft: Sequence[int] | Tokens = (), slot: int = 0) -> np.ndarray:
+def ask(
+    session: Session, tokens: Sequence[int] | Tokens, draft: Sequence[int] | Tokens = (), slot: int = 0
+) -> np.ndarray:
     (rows,) = session.score([Query(slot, as_tokens(tokens), as_tokens(draft))])
     return copied(rows)
 
@@ -79,9 +81,7 @@ class SessionConformance:
         with model.session() as session:
             end = 10
             for accepted in [*range(drafted + 1), drafted, 0]:
-                draft = np.concatenate(
-                    [text[end : end + accepted], wrong[end + accepted : end + drafted]]
-                )
+                draft = np.concatenate([text[end : end + accepted], wrong[end + accepted : end + drafted]])
                 rows = ask(session, text[:end], draft)
                 self.same(rows, self.fresh(model, text[:end], draft))
                 end += accepted + 1

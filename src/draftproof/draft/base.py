@@ -45,7 +45,13 @@ class DraftSession(ABC):
 
     @abstractmethod
     def propose(self, proposals: Sequence[Proposal]) -> list[Draft]:
-        """Returns a draft for each proposal; an empty one is legal."""
+        """Returns a draft for each proposal; an empty one is legal.
+
+        It may raise. It is then asked again, one proposal at a time, so a retry must be harmless; a request for which
+        it raises alone goes on undrafted. A stochastic drafter that fails after it drew tokens must not raise but
+        return those, and raise the next time: to drop a drawn token for its own value biases the text. A
+        deterministic one is asked at every step, also while nothing is verified, and may learn from what it sees.
+        """
 
     def observe(self, slot: int, tokens: Int[np.ndarray, "n"], draft: Draft, verdict: Verdict) -> None:
         """Learns from what became of the draft that followed `tokens`.

@@ -87,48 +87,61 @@ class _ModelSession(DraftSession):
         self._drafter = drafter
         self._session = drafter.model.session(slots)
         self._rates = [AcceptanceRate() for _ in range(slots)]
+        self._failures: list[DraftError | None] = [None] * slots
 
     def begin(self, slot: int, tokens: Int[np.ndarray, "n"], greedy: bool) -> None:
         self._rates[slot] = AcceptanceRate()
+        self._failures[slot] = None
 
     def propose(self, proposals: Sequence[Proposal]) -> list[Draft]:
         """Draws all drafts side by side, one pass of the draft model for each place.
 
         Raises:
-            DraftError: if the model or a sampler fails; asking again, one proposal at a time, is harmless.
+            DraftError: if the model or a sampler fails; asking again, one proposal at a time, is harmless. A failure
+                after tokens were drawn ends that draft and is raised the next time: it may be due to those very
+                tokens, and to drop a token for its value would bias the text.
         """
         growing = [self._start(each) for each in proposals]
         active = [each for each in growing if each.wants()]
         while active:
-            rows = self._score(active)
-            ended = [self._draw(each, its) for each, its in zip(active, rows, strict=True)]
-            active = [each for each, over in zip(active, ended, strict=True) if not over and each.wants()]
+            active = [each for each in self._grow(active) if each.wants()]
         return [each.draft() for each in growing]
 
     def _start(self, proposal: Proposal) -> _Growing:
+        failure = self._failures[proposal.slot]
+        if failure is not None:
+            raise failure
         model, sampler = self._drafter.model, proposal.sampler
         if self._drafter.sampler is not None:
             sampler = self._drafter.sampler.bind(sampler.prompt_length, model.eos_ids, model.vocab_size)
         limit = min(proposal.limit, model.context_length - len(proposal.tokens) + 1) if len(proposal.tokens) else 0
         return _Growing(proposal, sampler, max(limit, 0), self._rates[proposal.slot].rate)
 
-    def _score(self, active: Sequence[_Growing]) -> list[Rows]:
+    def _grow(self, active: Sequence[_Growing]) -> list[_Growing]:
+        """Draws one token for each draft and returns those that may go on: not failed, and not at an end of text."""
         try:
             # Drafted tokens are asked about as text, not as a draft: a session runs a draft's tokens anew at each pass.
-            return self._session.score([Query(each.proposal.slot, each.text, NO_TOKENS) for each in active])
+            rows = self._session.score([Query(each.proposal.slot, each.text, NO_TOKENS) for each in active])
         except Exception as error:
-            raise self._failure(error, [each.proposal.slot for each in active]) from error
+            if len(active) > 1:
+                return [going for each in active for going in self._grow([each])]
+            self._give_up(active[0], error)
+            return []
+        going = []
+        for each, its in zip(active, rows, strict=True):
+            try:
+                if each.draw(its) not in self._drafter.model.eos_ids:
+                    going.append(each)
+            except Exception as error:
+                self._give_up(each, error)
+        return going
 
-    def _draw(self, growing: _Growing, rows: Rows) -> bool:
-        """Draws one token; returns whether it ends the text, so that nothing after it could count."""
-        try:
-            return growing.draw(rows) in self._drafter.model.eos_ids
-        except Exception as error:
-            raise self._failure(error, [growing.proposal.slot]) from error
-
-    def _failure(self, error: Exception, slots: Sequence[int]) -> DraftError:
-        name = self._drafter.model.name
-        return DraftError(f"draft model {name} failed for slots {list(slots)}: {type(error).__name__}: {error}")
+    def _give_up(self, growing: _Growing, error: Exception) -> None:
+        failure = DraftError(f"draft model {self._drafter.model.name} failed: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        if not growing.laws:
+            raise failure
+        self._failures[growing.proposal.slot] = failure
 
     def observe(self, slot: int, tokens: Int[np.ndarray, "n"], draft: Draft, verdict: Verdict) -> None:
         self._rates[slot].observe(len(draft), min(verdict.accepted, len(draft)))

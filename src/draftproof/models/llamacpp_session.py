@@ -24,6 +24,7 @@ ROWS = 256
 """Most rows of logits of one llama_decode; llama.cpp sizes its buffers for that many."""
 
 _UNKNOWN = -1
+_FLOAT16, _BFLOAT16 = 1, 30
 _FAILURES = {
     1: "no room in the cache",
     2: "aborted",
@@ -270,8 +271,9 @@ def _context(model: LlamaCppModel, slots: int, length: int) -> Pointer:
     settings = {
         "n_ctx": slots * length,
         "n_seq_max": slots,
-        # One pool of cells for all slots: with a pool for each, drafts of unequal length would take several passes.
-        "kv_unified": slots > 1,
+        # With one pool of cells for all slots, drafts of unequal length are one pass inside llama.cpp; but a slot's
+        # cells then change order when others take theirs back, and with it the order of sums.
+        "kv_unified": slots > 1 and not model.batch_invariant,
         "n_batch": BATCH,
         "n_ubatch": BATCH,
         "n_outputs_max": ROWS,
@@ -279,6 +281,10 @@ def _context(model: LlamaCppModel, slots: int, length: int) -> Pointer:
         "n_threads": model.threads,
         "n_threads_batch": model.threads,
         "flash_attn_type": flash[model.flash_attention],
+        # Of one row over 512 tokens or more, and of 64 rows, llama.cpp computes attention by kernels of their own when
+        # keys and values are of one type, which adds up in another order.
+        "type_k": _BFLOAT16 if model.batch_invariant else _FLOAT16,
+        "type_v": _FLOAT16,
         # A window's cache that forgets old tokens could not be cut back.
         "swa_full": True,
         "offload_kqv": model.gpu_layers != 0,
