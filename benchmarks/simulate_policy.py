@@ -29,6 +29,7 @@ LIMIT = 15
 ROWS = (1, 2, 4, 8, 16)
 CURVES = {  # cost of a pass over ROWS rows, in passes over one row, measured on two CPU cores
     "SmolLM2-135M Q4_1": (1.0, 1.45, 2.05, 3.5, 6.3),
+    "SmolLM2-135M Q4_1, AVX-512 without AMX": (1.0, 1.77, 2.66, 4.34, 7.5),
     "SmolLM2-135M Q4_0": (1.0, 1.7, 1.8, 2.65, 3.6),
     "gemma-3-270m Q4_K_M": (1.0, 1.03, 1.2, 1.47, 2.0),
     "flat": (1.0, 1.0, 1.0, 1.0, 1.0),
