@@ -18,7 +18,8 @@ from draftproof.distribution import Distribution
 from draftproof.noise import CounterNoise, Lane, Noise
 from draftproof.rules import CoupledRule, Rule, TokenRule
 from draftproof.rules.coupled import race
-from draftproof.sampling import Sampler, truncated_law
+from draftproof.sampling import Sampler
+from draftproof.truncation import truncated_law
 from draftproof.types import Draft, Verdict
 from tests.laws import Case, Iteration, StepFactory, Text, of_rule
 from tests.strategies import BLOCK_WITNESS, GREEDY, MASKED, NUCLEUS, PENALISED, TEMPERED, TRUNCATED, family

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 
 from draftproof.distribution import Distribution, LawSequence
 from draftproof.errors import ProcessorError, RequestError, RowError, UsageError
+from draftproof.truncation import truncated_law
 from draftproof.types import Tokens
 
 Logits: TypeAlias = Float[np.ndarray, "vocab"]
@@ -131,7 +132,6 @@ class BoundSampler:
             mask[allowed] = False
             mask[self._banned] = True
             self._forbidden = np.flatnonzero(mask)
-        self._scratch: Float[np.ndarray, "2 vocab"] | None = None
         self._counts_history = sampler.presence_penalty != 0.0 or sampler.frequency_penalty != 0.0
         self._touches_logits = bool(
             len(self._bias_ids)
@@ -160,9 +160,7 @@ class BoundSampler:
             raise RowError(_row_fault(history, logits, row))
         if self.sampler.greedy:
             return Distribution.one_hot(largest)
-        if self._scratch is None:
-            self._scratch = np.empty((2, len(logits)))
-        return truncated_law(logits, top, self.sampler, self._scratch)
+        return truncated_law(logits, top, self.sampler)
 
     def scores(self, history: Tokens, row: Logits) -> Logits:
         """Returns the processed logits, over temperature unless greedy, float64 `[vocab]`; for looking at near ties.
@@ -230,89 +228,6 @@ class Laws(LawSequence):
                 self.fault = i
                 raise
         return law
-
-
-def truncated_law(
-    logits: Logits, top: float, sampler: Sampler, scratch: Float[np.ndarray, "2 vocab"] | None = None
-) -> Distribution:
-    """Returns steps 6 to 9 of `Sampler` on processed logits whose largest is `top`; needs temperature > 0.
-
-    Memory of a row's size that is fresh costs more than the arithmetic on it, so `scratch` is used where it is given.
-    """
-    if scratch is None:
-        scratch = np.empty((2, len(logits)))
-    # Subtract before dividing: logits / T would overflow for half-precision-sized logits and a small T.
-    scaled = np.subtract(logits, top, out=scratch[0], dtype=np.float64)
-    scaled /= sampler.temperature
-    ids = _largest(scaled, sampler.top_k) if 0 < sampler.top_k < len(scaled) else None
-    if ids is not None:
-        scaled = scaled[ids]
-    if sampler.top_p < 1.0:
-        weights = np.exp(scaled, out=scratch[1][: len(scaled)])
-        kept = _nucleus(scaled, weights, sampler.top_p * float(weights.sum()))
-        scaled = scaled[kept]
-        ids = kept if ids is None else ids[kept]
-    if sampler.min_p > 0.0:
-        kept = np.flatnonzero(scaled >= math.log(sampler.min_p))
-        scaled = scaled[kept]
-        ids = kept if ids is None else ids[kept]
-    probs = np.exp(scaled)
-    probs /= probs.sum()
-    return Distribution.normalised(probs, ids)
-
-
-CANDIDATES = (-4.0, -8.0, -16.0, -math.inf)
-"""Thresholds, relative to the maximum, at which candidates are looked for in turn; the last admits everything."""
-
-
-def _largest(scaled: Logits, k: int) -> Int[np.ndarray, "k"]:
-    """Returns the sorted places of the k largest values, the lowest places on ties."""
-    places = np.zeros(0, dtype=np.int64)
-    for threshold in CANDIDATES:
-        places = np.flatnonzero(scaled >= threshold)
-        if len(places) >= k:
-            break
-    values = scaled[places]
-    cut = np.partition(values, len(values) - k)[len(values) - k]
-    above = places[values > cut]
-    ties = places[values == cut][: k - len(above)]
-    return np.sort(np.concatenate([above, ties]))
-
-
-def _nucleus(scaled: Logits, weights: Logits, mass: float) -> Int[np.ndarray, "kept"]:
-    """Returns the sorted places of the fewest largest values whose weights reach `mass`, lowest places on ties.
-
-    A weighted quickselect over the candidates near the maximum: linear, however flat the law is.
-    """
-    active = np.zeros(0, dtype=np.int64)
-    for threshold in CANDIDATES:
-        active = np.flatnonzero(scaled >= threshold)
-        if float(weights[active].sum()) >= mass:
-            break
-    kept: list[Int[np.ndarray, "n"]] = []
-    while len(active) > 64:
-        values = scaled[active]
-        middle = len(active) // 2
-        pivot = np.partition(values, middle)[middle]
-        above, equal, below = active[values > pivot], active[values == pivot], active[values < pivot]
-        mass_above, mass_equal = float(weights[above].sum()), float(weights[equal].sum())
-        if mass_above >= mass:
-            active = above
-        elif mass_above + mass_equal >= mass or len(below) == 0:
-            # Where all of them do not reach the mass, by rounding only, their weight may be 0: no division then.
-            short, weight = mass - mass_above, float(weights[equal[0]])
-            needed = len(equal) if weight * len(equal) <= short else math.ceil(short / weight)
-            kept += [above, equal[: max(needed, 1)]]
-            active = active[:0]
-        else:
-            kept += [above, equal]
-            mass -= mass_above + mass_equal
-            active = below
-    if len(active):
-        order = active[np.argsort(-scaled[active], kind="stable")]
-        reached = int(np.searchsorted(np.cumsum(weights[order]), mass, side="left"))
-        kept.append(order[: reached + 1])
-    return np.sort(np.concatenate(kept))
 
 
 def _call(processor: Processor, history: Tokens, logits: Logits) -> Logits:

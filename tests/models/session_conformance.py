@@ -159,6 +159,15 @@ class SessionConformance:
                 ask(session, full, [0])
             self.same(ask(session, full[:4]), self.fresh(model, full[:4]))
 
+    def test_the_caller_may_write_into_its_arrays(self, model: Model, text: Tokens) -> None:
+        with model.session() as session:
+            for length in (0, 3):
+                tokens, draft = text[:12].copy(), text[12 : 12 + length].copy()
+                ask(session, tokens, draft)
+                tokens[4] = (tokens[4] + 1) % model.vocab_size
+                draft[:] = tokens[:length]
+                self.same(ask(session, tokens, draft), self.fresh(model, tokens, draft))
+
     def test_sessions_of_a_model_are_independent(self, model: Model, text: Tokens) -> None:
         with model.session() as one, model.session() as two:
             before = ask(one, text[:10], text[10:12])

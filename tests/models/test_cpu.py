@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from draftproof.models.cpu import SPIN_COUNT, amx_on_virtual_machine, short_openmp_spin, usable_cores
+from draftproof.models.cpu import (
+    SPIN_COUNT,
+    amx_on_virtual_machine,
+    multiplies_bfloat16,
+    short_openmp_spin,
+    usable_cores,
+)
 
 CPUINFO = """processor\t: 0
 model name\t: A processor
@@ -27,6 +33,15 @@ processor\t: 1
 )
 def test_amx_is_distrusted_on_virtual_machines_only(flags: str, unsafe: bool) -> None:
     assert amx_on_virtual_machine(CPUINFO.format(flags=flags)) is unsafe
+
+
+def test_bfloat16_is_trusted_to_be_fast_on_x86_only() -> None:
+    assert [multiplies_bfloat16(machine) for machine in ("x86_64", "AMD64", "aarch64", "arm64")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_a_system_without_cpuinfo_has_no_amx_trouble() -> None:

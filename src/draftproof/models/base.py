@@ -116,6 +116,11 @@ class Session(ABC):
         """
         self._check(queries)
         keep = [min(self.prefix_length(each.slot, each.tokens), len(each.tokens) - 1) for each in queries]
+        for each, length in zip(queries, keep, strict=True):
+            # What is held was checked when it came; what is new is a handful of ids, for which a list is fastest.
+            new = each.tokens[length:].tolist() + each.draft.tolist()
+            if min(new) < 0 or max(new) >= self.model.vocab_size:
+                raise UsageError(f"a query has ids outside the vocabulary 0..{self.model.vocab_size - 1}")
         held = [self._held[each.slot] for each in queries]
         for each, length in zip(queries, keep, strict=True):
             self._held[each.slot] = self._held[each.slot][:length]
@@ -126,7 +131,8 @@ class Session(ABC):
                 self._held[each.slot] = before[: self._after_failure(each.slot, length)]
             raise
         for each in queries:
-            self._held[each.slot] = np.concatenate([each.tokens, each.draft]) if len(each.draft) else each.tokens
+            # A copy: the caller may write into its arrays.
+            self._held[each.slot] = np.concatenate([each.tokens, each.draft]) if len(each.draft) else each.tokens.copy()
         return rows
 
     @abstractmethod
@@ -153,9 +159,6 @@ class Session(ABC):
                     f"{len(each.tokens)} tokens and a draft of {len(each.draft)} exceed the context of "
                     f"{self.model.context_length}"
                 )
-            for ids in (each.tokens, each.draft):
-                if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.model.vocab_size:
-                    raise UsageError(f"a query has ids outside the vocabulary 0..{self.model.vocab_size - 1}")
 
     def __enter__(self) -> Session:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,6 +55,15 @@ def amx_on_virtual_machine(cpuinfo: str | None = None) -> bool:
         if key.strip() == "flags":
             return {"amx_tile", "hypervisor"} <= set(value.split())
     return False
+
+
+def multiplies_bfloat16(machine: str | None = None) -> bool:
+    """Returns whether llama.cpp has vector code for bfloat16 on this processor; elsewhere it is slow.
+
+    Args:
+        machine: the kind of processor as `platform.machine` spells it; None asks.
+    """
+    return (platform.machine() if machine is None else machine).lower() in ("x86_64", "amd64")
 
 
 def _read(path: Path) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from draftproof.errors import BackendError, ModelLoadError, UsageError
 from draftproof.models.base import Model, Query
-from draftproof.models.cpu import amx_on_virtual_machine, usable_cores
+from draftproof.models.cpu import amx_on_virtual_machine, multiplies_bfloat16, usable_cores
 from draftproof.models.llamacpp_library import LOG, Pointer, library, quiet, set_field
 from draftproof.models.llamacpp_session import LlamaCppSession
 from draftproof.models.llamacpp_tokenizer import LlamaCppTokenizer
@@ -42,8 +42,8 @@ class LlamaCppModel(Model):
             Q8_0, Q4_0 and Q4_1, up to 3 rows in K-quants; elsewhere rounding still differs. Keys are kept in bfloat16
             instead of float16, for which llama.cpp has a single attention kernel on CPUs, and every slot has cells of
             its own. A pass costs the same, with drafts of unequal length in several slots up to a fifth more; prompts
-            of 500 tokens take a tenth longer to read, of 1500 a quarter. None does on the CPU unless flash_attention
-            is False.
+            of 500 tokens take a tenth longer to read, of 1500 a quarter. None does on x86 processors unless
+            flash_attention is False.
         use_extra_bufts: whether llama.cpp may repack weights for faster kernels; None does, except on a virtual
             machine that shows AMX, where those kernels crash the process.
         gpu_layers: how many layers to put on a GPU, if llama.cpp was built for one; -1 all. 0 computes on the CPU.
@@ -82,9 +82,9 @@ class LlamaCppModel(Model):
         self.threads = usable_cores() if threads is None else threads
         self.flash_attention = flash_attention
         self.gpu_layers = gpu_layers
-        self.batch_invariant = (
-            flash_attention is not False and gpu_layers == 0 if batch_invariant is None else batch_invariant
-        )
+        if batch_invariant is None:
+            batch_invariant = flash_attention is not False and gpu_layers == 0 and multiplies_bfloat16()
+        self.batch_invariant = batch_invariant
         self.pointer = _load(
             file, gpu_layers, not amx_on_virtual_machine() if use_extra_bufts is None else use_extra_bufts
         )

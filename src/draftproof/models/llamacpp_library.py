@@ -103,6 +103,7 @@ class Pointer:
 
     Attributes:
         lock: held during a pass.
+        closed: whether it was freed.
 
     Args:
         address: the pointer.
@@ -113,6 +114,7 @@ class Pointer:
     def __init__(self, address: Any, free: Callable[[Any], None], parent: Pointer | None = None) -> None:
         self.address = address
         self.lock = threading.Lock()
+        self.closed = False
         self._free = free
         self._parent = parent
         self._locks = [self.lock]
@@ -120,14 +122,10 @@ class Pointer:
             parent._locks.append(self.lock)
         self._finalizer = weakref.finalize(self, _free_unless_busy, free, address, self._locks, parent)
 
-    @property
-    def closed(self) -> bool:
-        """Whether it was freed."""
-        return not self._finalizer.alive
-
     def close(self) -> None:
         """Frees it once the pass that runs, if any, is over; closing twice is harmless."""
         with self.lock:
+            self.closed = True
             if self._finalizer.detach() is not None:
                 self._free(self.address)
                 if self._parent is not None:

@@ -61,6 +61,9 @@ class LlamaCppSession(Session):
         self._batch = _Batch(min(BATCH, int(self._lib.llama_n_batch(self.pointer.address))))
         self._positions = np.arange(length, dtype=np.int32)
         self._cached = [0] * slots
+        # As a number: a ctypes pointer to each pass's rows would cost as much as all the rest.
+        function = ctypes.cast(self._lib.llama_get_logits, ctypes.c_void_p).value
+        self._get_logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(function or 0)
         self._views: dict[int, Float[np.ndarray, "rows vocab"]] = {}
         self._address = 0
         self.passes = 0
@@ -71,17 +74,10 @@ class LlamaCppSession(Session):
         # Rows given out before must not be read any more.
         self.passes = _UNKNOWN
 
-    def _check(self, queries: Sequence[Query]) -> None:
-        self._need_open()
-        super()._check(queries)
-
-    def _need_open(self) -> None:
-        if self.pointer.closed:
-            raise UsageError(f"this session of {self.model.name} is closed; make a new one")
-
     def _forward(self, queries: Sequence[Query], keep: Sequence[int]) -> list[Rows]:
         with self.pointer.lock:
-            self._need_open()
+            if self.pointer.closed:
+                raise UsageError(f"this session of {self.model.name} is closed; make a new one")
             self.passes += 1
             for each, length in zip(queries, keep, strict=True):
                 self._truncate(each.slot, length)
@@ -175,10 +171,9 @@ class LlamaCppSession(Session):
 
     def _logits(self, count: int) -> Float[np.ndarray, "rows vocab"]:
         # Asking for the rows waits for the computation, so that the time of `score` is the time of the pass.
-        pointer = self._lib.llama_get_logits(self.pointer.address)
-        if not pointer:
+        address = self._get_logits(self.pointer.address)
+        if not address:
             raise BackendError(f"llama.cpp returned no logits for {self.model.name} ({LOG.reason()})")
-        address = ctypes.addressof(pointer.contents)
         if address != self._address:
             self._address = address
             self._views.clear()

@@ -1,0 +1,131 @@
+"""From processed logits to a law: temperature, top-k, top-p, min-p, without sorting or even copying a whole row."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from draftproof.distribution import Distribution
+
+if TYPE_CHECKING:
+    from draftproof.sampling import Sampler
+
+Scaled: TypeAlias = Float[np.ndarray, "candidates"]
+"""Logits minus the largest, over temperature, float64."""
+
+SHALLOW, DEEP = 8.0, 20.0
+"""How far below the largest, in scaled logits, candidates are looked for at first; e**-20 is 2e-9."""
+
+
+def truncated_law(logits: Float[np.ndarray, "vocab"], top: float, sampler: Sampler) -> Distribution:
+    """Returns steps 6 to 9 of `Sampler` on processed logits whose largest is `top`; needs temperature > 0.
+
+    A truncated law is found among the few ids near the largest, together with a proof that the others could not have
+    changed it; only where there is none is the whole row looked at.
+    """
+    truncates = sampler.top_k or sampler.top_p < 1.0 or sampler.min_p > 0.0
+    # What lies below the shallow depth can weigh too much for a nucleus of the whole row.
+    depths = (SHALLOW, DEEP) if sampler.top_k or sampler.top_p == 1.0 else (DEEP,)
+    for depth in depths if truncates else ():
+        ids = np.flatnonzero(logits >= top - depth * sampler.temperature)
+        scaled = _scale(logits[ids], top, sampler.temperature)
+        kept = _truncate(scaled, len(logits) - len(ids), depth, sampler)
+        if kept is not None:
+            return _law(scaled[kept], ids[kept])
+    scaled = _scale(logits, top, sampler.temperature)
+    kept = _truncate(scaled, 0, math.inf, sampler)
+    return _law(scaled, None) if kept is None else _law(scaled[kept], kept)
+
+
+def _scale(logits: Float[np.ndarray, "candidates"], top: float, temperature: float) -> Scaled:
+    # Subtract before dividing: logits / T would overflow for half-precision-sized logits and a small T.
+    scaled: Scaled = np.subtract(logits, top, dtype=np.float64)
+    scaled /= temperature
+    return scaled
+
+
+def _law(scaled: Scaled, ids: Int[np.ndarray, "candidates"] | None) -> Distribution:
+    probs = np.exp(scaled)
+    probs /= probs.sum()
+    return Distribution.normalised(probs, ids)
+
+
+def _truncate(scaled: Scaled, hidden: int, depth: float, sampler: Sampler) -> Int[np.ndarray, "kept"] | None:
+    """Returns the places of the candidates that stay, sorted; None if all do, or if hidden ids could change it.
+
+    Args:
+        scaled: the candidates.
+        hidden: how many ids are not among them.
+        depth: how far below the largest those lie at least, but for the rounding of half-precision logits.
+        sampler: top_k, top_p and min_p.
+    """
+    kept: Int[np.ndarray, "kept"] | None = None
+    if 0 < sampler.top_k < len(scaled) + hidden:
+        if sampler.top_k > len(scaled):
+            return None
+        kept, hidden = _largest(scaled, sampler.top_k), 0
+        scaled = scaled[kept]
+    if sampler.top_p < 1.0:
+        weights = np.exp(scaled)
+        mass = float(weights.sum())
+        inner = _nucleus(scaled, weights, sampler.top_p * mass)
+        # The fewest that reach the share of a mass that is too small by at most `tail`. If they reach that of the
+        # largest possible mass too, they are the fewest for the true one.
+        tail = hidden * math.exp(1.0 - depth)
+        if hidden and float(weights[inner].sum()) < sampler.top_p * (mass + tail):
+            return None
+        kept, scaled, hidden = inner if kept is None else kept[inner], scaled[inner], 0
+    if sampler.min_p > 0.0:
+        least = math.log(sampler.min_p)
+        if hidden and least < 1.0 - depth:
+            return None
+        inner = np.flatnonzero(scaled >= least)
+        kept = inner if kept is None else kept[inner]
+    return kept
+
+
+def _largest(scaled: Scaled, k: int) -> Int[np.ndarray, "k"]:
+    """Returns the sorted places of the k largest values, the lowest places on ties."""
+    cut = np.partition(scaled, len(scaled) - k)[len(scaled) - k]
+    above = np.flatnonzero(scaled > cut)
+    ties = np.flatnonzero(scaled == cut)[: k - len(above)]
+    return np.sort(np.concatenate([above, ties]))
+
+
+def _nucleus(scaled: Scaled, weights: Scaled, mass: float) -> Int[np.ndarray, "kept"]:
+    """Returns the sorted places of the fewest largest values whose weights reach `mass`, lowest places on ties.
+
+    A weighted quickselect among the largest that surely reach it: linear, however flat the law is.
+    """
+    active = np.zeros(0, dtype=np.int64)
+    for depth in (4.0, SHALLOW, DEEP, math.inf):
+        active = np.flatnonzero(scaled >= -depth)
+        if float(weights[active].sum()) >= mass:
+            break
+    kept: list[Int[np.ndarray, "n"]] = []
+    while len(active) > 64:
+        values = scaled[active]
+        middle = len(active) // 2
+        pivot = np.partition(values, middle)[middle]
+        above, equal, below = active[values > pivot], active[values == pivot], active[values < pivot]
+        mass_above, mass_equal = float(weights[above].sum()), float(weights[equal].sum())
+        if mass_above >= mass:
+            active = above
+        elif mass_above + mass_equal >= mass or len(below) == 0:
+            # Where all of them do not reach the mass, by rounding only, their weight may be 0: no division then.
+            short, weight = mass - mass_above, float(weights[equal[0]])
+            needed = len(equal) if weight * len(equal) <= short else math.ceil(short / weight)
+            kept += [above, equal[: max(needed, 1)]]
+            active = active[:0]
+        else:
+            kept += [above, equal]
+            mass -= mass_above + mass_equal
+            active = below
+    if len(active):
+        order = active[np.argsort(-scaled[active], kind="stable")]
+        reached = int(np.searchsorted(np.cumsum(weights[order]), mass, side="left"))
+        kept.append(order[: reached + 1])
+    return np.sort(np.concatenate(kept))
