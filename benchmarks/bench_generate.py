@@ -1,8 +1,8 @@
 """Speculation against plain decoding, and against its peers, on the embedded model.
 
 Every contender decodes every prompt, in turn, several rounds in one process; what counts is the median over the
-rounds. The first round of a prompt is cold and gives the time to the first token; the later ones find the prompt in
-the cache, and give the seconds a token after it.
+rounds of the seconds a token after the first. The time to the first token is that of the first round, which reads the
+prompt; later ones, and the sampled mode, find it in the cache. llama-cpp-python's lookup, the slowest, runs one round.
 
     python benchmarks/bench_generate.py --prompts PATH/question.jsonl
     python benchmarks/bench_generate.py --table benchmarks/results/generate.csv
@@ -29,6 +29,7 @@ from benchmarks.record import provenance, ratio_interval, read_csv, write_csv
 from draftproof.models.llamacpp import LlamaCppModel
 
 RESULTS = Path(__file__).parent / "results" / "generate.csv"
+LOOKUP = "llama-cpp-python lookup"
 SAMPLERS = {"greedy": dp.Sampler(temperature=0), "sampled": dp.Sampler(temperature=0.8, top_p=0.95)}
 
 
@@ -153,24 +154,26 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         "fixed k=4": ours(model, "suffix", 4),
         "fixed k=8": ours(model, "suffix", 8),
         "random drafts": ours(model, RandomDrafter(model.vocab_size), "auto"),
-        "llama-cpp-python lookup": llama_cpp_lookup(model, loop.path, loop.threads),
+        LOOKUP: llama_cpp_lookup(model, loop.path, loop.threads),
         "bare loop": bare(loop),
     }
     questions = [json.loads(line) for line in Path(arguments.prompts).read_text().splitlines()]
     questions = [(number, each) for number, each in enumerate(questions)][:: arguments.every]
+    modes = arguments.modes.split(",")
     rows: list[dict[str, Any]] = []
     for number, question in questions:
         messages = [{"role": "user", "content": question["turns"][0]}]
         prompt = dp.Request(messages).prompt_tokens(model)
-        for mode in arguments.modes.split(","):
+        for mode in modes:
             names = [name for name in contenders if mode == "greedy" or name != "bare loop"]
             runs: dict[str, list[Run]] = defaultdict(list)
-            for round_ in range(arguments.rounds + 1):
+            for round_ in range(arguments.rounds):
                 # Each round starts with another contender, so that none is always next to the same neighbour.
-                for name in np.roll(names, -round_):
-                    runs[name].append(contenders[name](prompt, mode, number, arguments.max_tokens))
+                for name in np.roll(names, -round_ * 3):
+                    if round_ == 0 or name != LOOKUP:
+                        runs[name].append(contenders[name](prompt, mode, number, arguments.max_tokens))
             for name in names:
-                cold, warm = runs[name][0], runs[name][1:]
+                cold, last = runs[name][0], runs[name][-1]
                 rows.append(
                     {
                         "mode": mode,
@@ -178,16 +181,20 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                         "category": question["category"],
                         "contender": name,
                         "prompt_tokens": len(prompt),
-                        "tokens": warm[0].tokens,
-                        "first_token_ms": round(1000 * cold.first_seconds, 3),
-                        "ms_per_token": round(1000 * median(run.seconds_per_token for run in warm), 5),
-                        "passes": warm[0].passes,
-                        "drafted": warm[0].drafted,
-                        "accepted": warm[0].accepted,
-                        "own_share": round(median(run.own_share for run in warm), 5),
+                        "tokens": last.tokens,
+                        "first_token_ms": round(1000 * cold.first_seconds, 3) if mode == modes[0] else "",
+                        "ms_per_token": round(1000 * median(run.seconds_per_token for run in runs[name]), 5),
+                        "passes": last.passes,
+                        "drafted": last.drafted,
+                        "accepted": last.accepted,
+                        "own_share": round(last.own_share, 5),
                     }
                 )
         print(f"{number + 1}/{len(questions) * arguments.every}", end=" ", file=sys.stderr, flush=True)
+        # After each prompt, so that an interrupted run keeps what it measured.
+        write_csv(
+            arguments.out, rows, f"python -m benchmarks.bench_generate --target {arguments.target} --prompts FILE"
+        )
     print(file=sys.stderr)
     return rows
 
@@ -216,8 +223,9 @@ def table(rows: Sequence[dict[str, Any]], mode: str, parity: int | None = None) 
         passes = sum(int(row["passes"]) for row in own)
         tokens = sum(int(row["tokens"]) for row in own)
         per_pass = f"{tokens / passes:.2f}" if passes else "-"
-        first = median(float(row["first_token_ms"]) for row in own)
-        lines.append(f"| {name} | " + " | ".join(cells) + f" | {speed:.1f} | {per_pass} | {first:.0f} |")
+        firsts = [float(row["first_token_ms"]) for row in own if row["first_token_ms"] != ""]
+        first = f"{median(firsts):.0f}" if firsts else "-"
+        lines.append(f"| {name} | " + " | ".join(cells) + f" | {speed:.1f} | {per_pass} | {first} |")
     return "\n".join(lines)
 
 
@@ -240,7 +248,7 @@ def main() -> None:
     parser.add_argument("--prompts", help="JSON lines with question_id, category, turns")
     parser.add_argument("--target", default="smollm2-135m", help="a GGUF file, or the embedded model")
     parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=2, help="timed rounds after the cold one")
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--every", type=int, default=1, help="take every n-th prompt only")
     parser.add_argument("--modes", default="greedy,sampled")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -250,8 +258,6 @@ def main() -> None:
         comments, rows = read_csv(arguments.table)
     elif arguments.prompts:
         rows = measure(arguments)
-        command = f"python -m benchmarks.bench_generate --target {arguments.target} --prompts QUESTIONS"
-        write_csv(arguments.out, rows, command)
         comments = [f"{name}: {value}" for name, value in provenance().items()]
     else:
         parser.error("give --prompts, or --table for the tables of an earlier run")
