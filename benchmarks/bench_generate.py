@@ -1,11 +1,11 @@
 """Speculation against plain decoding, and against its peers, on the embedded model.
 
-Every contender decodes every prompt, in turn, several rounds in one process; what counts is the median over the
-rounds of the seconds a token after the first. The time to the first token is that of the first round, which reads the
-prompt; later ones, and the sampled mode, find it in the cache. llama-cpp-python's lookup, the slowest, runs one round.
+Every contender decodes every prompt, in turn, round after round in one process; what counts is the median over the
+rounds of the seconds a token after the first. The time to the first token is taken in greedy mode, where the prompt is
+read; the sampled mode finds it in the cache. llama-cpp-python's lookup, the slowest, runs one round.
 
-    python benchmarks/bench_generate.py --prompts PATH/question.jsonl
-    python benchmarks/bench_generate.py --table benchmarks/results/generate.csv
+    python -m benchmarks.bench_generate --prompts PATH/question.jsonl
+    python -m benchmarks.bench_generate --table benchmarks/results/generate.csv
 """
 
 from __future__ import annotations
@@ -158,43 +158,49 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         "bare loop": bare(loop),
     }
     questions = [json.loads(line) for line in Path(arguments.prompts).read_text().splitlines()]
-    questions = [(number, each) for number, each in enumerate(questions)][:: arguments.every]
+    numbers = range(0, len(questions), arguments.every)
     modes = arguments.modes.split(",")
+    command = f"python -m benchmarks.bench_generate --target {arguments.target} --prompts FILE"
+    runs: dict[tuple[str, int, str], list[Run]] = defaultdict(list)
+    lengths: dict[int, int] = {}
     rows: list[dict[str, Any]] = []
-    for number, question in questions:
-        messages = [{"role": "user", "content": question["turns"][0]}]
-        prompt = dp.Request(messages).prompt_tokens(model)
-        for mode in modes:
-            names = [name for name in contenders if mode == "greedy" or name != "bare loop"]
-            runs: dict[str, list[Run]] = defaultdict(list)
-            for round_ in range(arguments.rounds):
-                # Each round starts with another contender, so that none is always next to the same neighbour.
-                for name in np.roll(names, -round_ * 3):
+    for round_ in range(arguments.rounds):
+        for number in numbers:
+            messages = [{"role": "user", "content": questions[number]["turns"][0]}]
+            prompt = dp.Request(messages).prompt_tokens(model)
+            lengths[number] = len(prompt)
+            for mode in modes:
+                names = [name for name in contenders if mode == "greedy" or name != "bare loop"]
+                # Each time another contender begins, so that none is always next to the same neighbour.
+                for name in np.roll(names, -round_ - number):
                     if round_ == 0 or name != LOOKUP:
-                        runs[name].append(contenders[name](prompt, mode, number, arguments.max_tokens))
-            for name in names:
-                cold, last = runs[name][0], runs[name][-1]
-                rows.append(
-                    {
-                        "mode": mode,
-                        "prompt": number,
-                        "category": question["category"],
-                        "contender": name,
-                        "prompt_tokens": len(prompt),
-                        "tokens": last.tokens,
-                        "first_token_ms": round(1000 * cold.first_seconds, 3) if mode == modes[0] else "",
-                        "ms_per_token": round(1000 * median(run.seconds_per_token for run in runs[name]), 5),
-                        "passes": last.passes,
-                        "drafted": last.drafted,
-                        "accepted": last.accepted,
-                        "own_share": round(last.own_share, 5),
-                    }
-                )
-        print(f"{number + 1}/{len(questions) * arguments.every}", end=" ", file=sys.stderr, flush=True)
-        # After each prompt, so that an interrupted run keeps what it measured.
-        write_csv(
-            arguments.out, rows, f"python -m benchmarks.bench_generate --target {arguments.target} --prompts FILE"
-        )
+                        runs[mode, number, str(name)].append(
+                            contenders[name](prompt, mode, number, arguments.max_tokens)
+                        )
+            print(f"{round_ + 1}:{number + 1}", end=" ", file=sys.stderr, flush=True)
+            rows = [
+                {
+                    "mode": mode,
+                    "prompt": each,
+                    "category": questions[each]["category"],
+                    "contender": name,
+                    "runs": len(timed),
+                    "prompt_tokens": lengths[each],
+                    "tokens": timed[0].tokens,
+                    # Only in the first mode: in the others the prompt is in the cache.
+                    "first_token_ms": round(1000 * median(run.first_seconds for run in timed), 3)
+                    if mode == modes[0]
+                    else "",
+                    "ms_per_token": round(1000 * median(run.seconds_per_token for run in timed), 5),
+                    "passes": timed[0].passes,
+                    "drafted": timed[0].drafted,
+                    "accepted": timed[0].accepted,
+                    "own_share": round(median(run.own_share for run in timed), 5),
+                }
+                for (mode, each, name), timed in runs.items()
+            ]
+            # After each prompt, so that an interrupted run keeps what it measured.
+            write_csv(arguments.out, rows, command)
     print(file=sys.stderr)
     return rows
 
