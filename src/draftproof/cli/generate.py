@@ -57,6 +57,14 @@ def generate(
     flash_attention: Annotated[
         FlashAttention | None, typer.Option(help="Fused attention; default: the fastest.", rich_help_panel=MODEL)
     ] = None,
+    batch_invariant: Annotated[
+        bool | None,
+        typer.Option(
+            "--batch-invariant/--no-batch-invariant",
+            help="Rows that do not depend on what is computed with them; default: yes, where llama.cpp can.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
     drafter: Annotated[
         str, typer.Option(help="suffix, ngram, none or model:SPEC.", rich_help_panel=SPECULATION)
     ] = "suffix",
@@ -158,7 +166,12 @@ def generate(
     request = Request(
         text, seed=seed, max_tokens=max_tokens, stop=tuple(stop or ()), ignore_eos=ignore_eos, logprobs=logprobs
     )
-    options = {"context_length": context_length, "threads": threads, "flash_attention": _FLASH[flash_attention]}
+    options = {
+        "context_length": context_length,
+        "threads": threads,
+        "flash_attention": _FLASH[flash_attention],
+        "batch_invariant": batch_invariant,
+    }
     console = Console(stderr=True, highlight=False)
     with progress(console, f"loading {target} ..."):
         model = load(target, **{name: value for name, value in options.items() if value is not None})
