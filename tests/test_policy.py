@@ -13,6 +13,7 @@ from draftproof.cost import CostTable, measure, row_counts
 from draftproof.draft import ModelDrafter
 from draftproof.engine import Engine
 from draftproof.errors import UsageError
+from draftproof.models.base import Session
 from draftproof.models.toy import ToyModel
 from draftproof.policy import MARGIN, AcceptanceRate, FixedLength, PayingLength
 from draftproof.sampling import Sampler
@@ -43,6 +44,9 @@ class Frozen(PayingLength):
         return None
 
     def observe_draft(self, tokens: int, seconds: float) -> None:
+        return None
+
+    def prepare(self, session: Session, slot: int, tokens: np.ndarray) -> None:
         return None
 
 
@@ -222,6 +226,7 @@ def test_costs_between_and_beyond_the_measured_ones() -> None:
     assert table.curve(7, 10).tolist() == [1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0]
     assert CostTable().curve(3, 10).tolist() == [1.0, 1.0, 1.0]
     assert not CostTable().measured
+    assert not costs({1: 1.0}).measured
 
 
 def test_a_longer_context_takes_over_ratios_until_it_has_its_own() -> None:
@@ -238,10 +243,21 @@ def test_measuring_times_every_row_count_and_keeps_the_text() -> None:
     with model.session() as session:
         table = CostTable()
         measure(session, 0, as_tokens([1, 2, 3]), table, 25)
-        assert table.measured
+        assert table.measured_at(3)
+        assert not table.measured_at(600)
         assert session.prefix_length(0, as_tokens([1, 2, 3])) == 3
     assert row_counts(25) == [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 25]
     assert row_counts(4) == [1, 2, 3, 4]
+
+
+def test_a_text_that_grows_has_its_cost_measured_again() -> None:
+    model = ToyModel.random(9, context_length=4096)
+    with model.session() as session:
+        policy = PayingLength()
+        for length in (10, 20, 600, 700, 3000):
+            policy.prepare(session, 0, as_tokens([1] * length))
+            assert policy.costs.measured_at(length)
+        assert not policy.costs.measured_at(1500)
 
 
 def test_auto_on_a_draft_model_drafts_when_it_pays() -> None:

@@ -19,6 +19,9 @@ WINDOW = 15
 OFTEN = 5
 """Row counts up to this are timed three times at first, the others once."""
 
+AGAIN = (1, 2, 3, 4, 6, 8)
+"""Row counts timed when a text first reaches another context length."""
+
 REFRESH = 16
 """After how many measurements the curves are drawn anew."""
 
@@ -60,8 +63,12 @@ class CostTable:
 
     @property
     def measured(self) -> bool:
-        """Whether passes over one row and over several have been timed."""
+        """Whether passes over one row and over several have been timed, at any context length."""
         return any(len(kinds) > 1 for kinds in self._samples.values())
+
+    def measured_at(self, context: int) -> bool:
+        """Whether they have been timed at about this context length."""
+        return len(self._samples.get(_level(context), {})) > 1
 
     def _draw(self, level: int, rows: int) -> Float[np.ndarray, "rows"]:
         known: dict[int, float] = {count: median(times) for count, times in self._samples.get(level, {}).items()}
@@ -88,13 +95,17 @@ class CostTable:
 def measure(session: Session, slot: int, tokens: Int[np.ndarray, "n"], costs: CostTable, max_rows: int) -> None:
     """Times passes of 1 to `max_rows` rows behind `tokens` and records them; what `slot` holds of them stays.
 
+    At a second context length a few row counts suffice: the ratios of the others are near those known already.
+
     The row counts are visited in turn, so that a noisy moment spoils one sample of each and not all of one. Short
     drafts are the common ones and their costs the nearest to a decision, so they are visited oftener.
     """
     max_rows = min(max_rows, session.model.context_length - len(tokens))
     draft = as_tokens(np.arange(max_rows) % session.model.vocab_size)
+    again = [rows for rows in AGAIN if rows <= max_rows]
+    visits = [again] if costs.measured else [row_counts(max_rows), *[range(1, min(OFTEN, max_rows) + 1)] * 2]
     session.score([Query(slot, tokens, draft[:0])])
-    for counts in (row_counts(max_rows), *[range(1, min(OFTEN, max_rows) + 1)] * 2):
+    for counts in visits:
         for rows in counts:
             began = time.perf_counter()
             session.score([Query(slot, tokens, draft[: rows - 1])])

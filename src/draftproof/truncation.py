@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 Scaled: TypeAlias = Float[np.ndarray, "candidates"]
 """Logits minus the largest, over temperature, float64."""
 
-SHALLOW, DEEP = 8.0, 20.0
-"""How far below the largest, in scaled logits, candidates are looked for at first; e**-20 is 2e-9."""
+SHALLOW, DEEP = 8.0, 18.0
+"""How far below the largest, in scaled logits, candidates are looked for at first; e**-18 is 1.5e-8."""
 
 
 def truncated_law(logits: Float[np.ndarray, "vocab"], top: float, sampler: Sampler) -> Distribution:
@@ -30,10 +30,14 @@ def truncated_law(logits: Float[np.ndarray, "vocab"], top: float, sampler: Sampl
     # What lies below the shallow depth can weigh too much for a nucleus of the whole row.
     depths = (SHALLOW, DEEP) if sampler.top_k or sampler.top_p == 1.0 else (DEEP,)
     for depth in depths if truncates else ():
-        ids = np.flatnonzero(logits >= top - depth * sampler.temperature)
+        # Rounded as the logits are, so that what is left out lies below the threshold that the proof counts with.
+        lowest = float(np.finfo(logits.dtype).min)
+        threshold = logits.dtype.type(max(top - depth * sampler.temperature, lowest))
+        ids = np.flatnonzero(logits >= threshold)
         scaled = _scale(logits[ids], top, sampler.temperature)
         weights = np.exp(scaled)
-        kept = _truncate(scaled, weights, len(logits) - len(ids), depth, sampler)
+        below = (top - float(threshold)) / sampler.temperature
+        kept = _truncate(scaled, weights, len(logits) - len(ids), below, sampler)
         if kept is not None:
             return _law(weights[kept], ids[kept])
     scaled = _scale(logits, top, sampler.temperature)
@@ -55,7 +59,7 @@ def _law(weights: Scaled, ids: Int[np.ndarray, "candidates"] | None) -> Distribu
 
 
 def _truncate(
-    scaled: Scaled, weights: Scaled, hidden: int, depth: float, sampler: Sampler
+    scaled: Scaled, weights: Scaled, hidden: int, below: float, sampler: Sampler
 ) -> Int[np.ndarray, "kept"] | None:
     """Returns the places of the candidates that stay, sorted; None if all do, or if hidden ids could change it.
 
@@ -63,7 +67,7 @@ def _truncate(
         scaled: the candidates.
         weights: their exponentials.
         hidden: how many ids are not among them.
-        depth: how far below the largest those lie at least, but for the rounding of half-precision logits.
+        below: how far below the largest those lie at least.
         sampler: top_k, top_p and min_p.
     """
     kept: Int[np.ndarray, "kept"] | None = None
@@ -77,12 +81,12 @@ def _truncate(
         inner = _nucleus(scaled, weights, sampler.top_p * mass)
         # The fewest that reach the share of a mass that is too small by at most `tail`. If they reach that of the
         # largest possible mass too, they are the fewest for the true one.
-        tail = hidden * math.exp(1.0 - depth)
+        tail = hidden * math.exp(-below)
         if hidden and float(weights[inner].sum()) < sampler.top_p * (mass + tail):
             return None
         kept, weights, hidden = inner if kept is None else kept[inner], weights[inner], 0
     if sampler.min_p > 0.0:
-        if hidden and sampler.min_p < math.exp(1.0 - depth):
+        if hidden and sampler.min_p < math.exp(-below):
             return None
         inner = np.flatnonzero(weights >= sampler.min_p)
         kept = inner if kept is None else kept[inner]
