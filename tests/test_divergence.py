@@ -120,6 +120,7 @@ def test_compare_reports_a_flip_as_a_near_tie(error: float, agree: bool) -> None
         engine = Engine(model, oracle_drafter(inner), sampler=GREEDY, num_draft_tokens=k)
         comparison = compare(engine, request, engine.generate(request), rounds=1)
         assert comparison.same_text_expected
+        assert comparison.speedup is not None
         assert comparison.speedup > 0
         if comparison.agree != agree:
             continue

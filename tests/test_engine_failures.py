@@ -224,3 +224,64 @@ def test_scripted_rows_of_minus_infinity_but_one_are_a_law() -> None:
     only = ToyModel(lambda tokens: np.where(np.arange(4) == 2, 0.0, -np.inf), 4)
     assert Engine(only, "none").generate([1], max_tokens=3).tokens == [2, 2, 2]
     assert Engine(model, "none", sampler=GREEDY).generate([0], max_tokens=2).tokens == [1, 2]
+
+
+def test_closing_the_engine_under_open_streams_costs_a_replay_and_nothing_else() -> None:
+    engine = Engine(TARGET, "suffix", sampler=GREEDY)
+    expected = [engine.generate([i], max_tokens=12).tokens for i in (1, 2)]
+    streams = [engine.stream([i], max_tokens=12) for i in (1, 2)]
+    found = [list(next(stream).tokens) for stream in streams]
+    engine.close()
+    for each, stream in zip(found, streams, strict=True):
+        each += [token for step in stream for token in step.tokens]
+    assert found == expected
+
+
+def test_a_batch_waits_for_places_that_a_stream_holds() -> None:
+    engine = Engine(TARGET, "none", sampler=GREEDY, max_batch_size=2)
+    stream = engine.stream([3], max_tokens=12)
+    next(stream)
+    found = engine.generate_batch([[1], [2]], max_tokens=12)
+    assert [len(each.tokens) for each in found] == [12, 12]
+    stream.close()  # type: ignore[attr-defined]
+
+
+def test_a_seed_under_the_token_rule_is_refused_with_a_drafter_that_remembers() -> None:
+    # The memory holds a text drawn with the same coins, so the draft would not be independent of them.
+    from draftproof.draft import SuffixDrafter
+
+    engine = Engine(TARGET, SuffixDrafter(memory_tokens=100), "token")
+    with pytest.raises(UsageError, match="remembers"):
+        engine.generate([1], seed=1, max_tokens=5)
+    assert len(engine.generate([1], max_tokens=5).tokens) == 5
+    coupled = Engine(TARGET, SuffixDrafter(memory_tokens=100))
+    assert coupled.generate([1], seed=1, max_tokens=5).rule == "coupled"
+
+
+def test_a_rule_that_raises_fails_its_request_alone() -> None:
+    from draftproof.rules import CoupledRule
+    from draftproof.types import Draft, Verdict
+
+    class Moody(CoupledRule):
+        exact = False
+
+        def verify(self, p, draft: Draft, noise, start: int) -> Verdict:  # type: ignore[no-untyped-def]
+            if int(p[0].support()[0]) == first and start == 4:
+                raise ArithmeticError("no verdict")
+            return super().verify(p, draft, noise, start)
+
+    first = Engine(TARGET, "none", sampler=GREEDY).generate([1, 1], max_tokens=3).tokens[2]
+    found = Engine(TARGET, "none", Moody(), GREEDY).generate_batch([[1, 1], [1, 1, 1, 1, 1]], max_tokens=6)
+    assert [each.finish_reason for each in found] == ["error", "length"]
+    assert "no verdict" in str(found[0].error)
+    assert len(found[0].tokens) == 2
+
+
+def test_a_drafter_cannot_write_into_the_text() -> None:
+    def meddling(tokens: np.ndarray) -> list[int]:
+        tokens[0] = 3
+        return [1]
+
+    found = Engine(TARGET, FunctionDrafter(meddling), num_draft_tokens=2).generate([1, 2], seed=1, max_tokens=6)
+    assert found.tokens == Engine(TARGET, "none").generate([1, 2], seed=1, max_tokens=6).tokens
+    assert "read-only" in str(found.drafter_error)

@@ -183,6 +183,14 @@ def test_half_a_character_comes_once_at_the_end() -> None:
         ({"seed": "x"}, "seed 'x'"),
         ({"max_token": 3}, "'max_token' is unknown"),
         ({"sampler": Sampler(logit_bias={99: 1.0})}, "logit_bias"),
+        ({"sampler": Sampler(logit_bias={10**20: 1.0})}, "logit_bias"),
+        ({"sampler": {"temperature": 0.5}}, "sampler"),
+        ({"max_tokens": 2.5}, "max_tokens 2.5"),
+        ({"max_tokens": "5"}, "max_tokens '5'"),
+        ({"logprobs": 1.5}, "logprobs 1.5"),
+        ({"stop": [1]}, "stop"),
+        ({"stop_token_ids": 3}, "stop_token_ids"),
+        ({"stop_token_ids": [1.5]}, "stop_token_ids"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
@@ -192,11 +200,33 @@ def test_wrong_options_are_refused_at_the_call(options: dict[str, object], match
         engine.stream([1], **options)
 
 
-@pytest.mark.parametrize("prompt", [[], [99], [-1], [1.5], [True], "", "?", [{"role": "user"}], np.array([0.5])])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        *([], [99], [-1], [1.5], [True], "", "?", [{"role": "user"}], None, 3, b"ab", [2**31]),
+        *(np.array([0.5]), np.array([2**32 + 1]), np.array([[1, 2], [2, 1]])),
+    ],
+    ids=str,
+)
 @pytest.mark.usefixtures("unchecked")
 def test_wrong_prompts_are_refused(prompt: object) -> None:
     with pytest.raises(UsageError):
         Engine(scripted_model([1], 1, 4), "none").generate(prompt)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_no_stop_is_no_stop() -> None:
+    engine = Engine(scripted_model([1, 2, 3], 1, 4), "none", sampler=GREEDY)
+    assert engine.generate([0], stop=None, stop_token_ids=None, max_tokens=3).tokens == [1, 2, 3]
+    assert engine.generate([0], stop=(text for text in ["b"]), max_tokens=3).finish_reason == "stop"
+
+
+@pytest.mark.parametrize("context_length", [20, 40, 64, 66, 200])
+def test_a_short_context_can_be_prepared(context_length: int) -> None:
+    model = scripted_model([1, 2, 3], 1, 4, context_length=context_length)
+    engine = Engine(model, "suffix", sampler=GREEDY)
+    engine.prepare()
+    assert engine.generate([0], max_tokens=6).tokens == [1, 2, 3, 1, 2, 3]
 
 
 def test_a_request_object_takes_options_where_it_is_silent() -> None:

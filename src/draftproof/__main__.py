@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated
@@ -42,6 +43,10 @@ def _root(
 
 def main() -> None:
     """Runs the command line; exits 2 on wrong usage, 1 when something failed, 130 when interrupted."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - stays open for the process; messages must not go elsewhere
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character still shows the rest
     try:
         app()
     except DraftproofError as error:
@@ -51,6 +56,10 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         # Whoever read our output has left; the interpreter would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 

@@ -35,9 +35,9 @@ class Comparison:
     divergence: Divergence | None
 
     @property
-    def speedup(self) -> float:
-        """Tokens a second of speculation over those of plain decoding."""
-        return self.tokens_per_second / self.plain_tokens_per_second
+    def speedup(self) -> float | None:
+        """Tokens a second of speculation over those of plain decoding; None if nothing was generated."""
+        return self.tokens_per_second / self.plain_tokens_per_second if self.plain_tokens_per_second else None
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the comparison, ready for JSON."""
@@ -90,7 +90,8 @@ def compare(engine: Engine, request: Request, completion: Completion, *, rounds:
     divergence = None
     if expected and not agree:
         prompt = request.prompt_tokens(engine.target)
-        sampler = (request.sampler or engine.sampler).bind(len(prompt), engine.target.eos_ids, engine.target.vocab_size)
+        ends = (frozenset() if request.ignore_eos else engine.target.eos_ids) | frozenset(request.stop_token_ids or ())
+        sampler = (request.sampler or engine.sampler).bind(len(prompt), ends, engine.target.vocab_size)
         assert completion.seed is not None
         divergence = find_divergence(engine.target, sampler, completion.seed, prompt, plain.tokens, completion.tokens)
     return Comparison(plain, median(speeds), median(plain_speeds), expected, agree, divergence)

@@ -13,13 +13,13 @@ import numpy as np
 from draftproof.distribution import Distribution
 from draftproof.draft.base import Drafter, DraftSession, Proposal
 from draftproof.draft.load import load_drafter
-from draftproof.errors import BackendError, DraftError, RequestError, UsageError
+from draftproof.errors import BackendError, DraftError, RequestError, UsageError, whole
 from draftproof.models.base import Model, Query, Rows, Session
 from draftproof.models.load import load
 from draftproof.noise import Seed
 from draftproof.policy import DraftLengthPolicy, FixedLength, PayingLength
 from draftproof.request import Prompt, Request
-from draftproof.rules import Rule
+from draftproof.rules import CoupledRule, Rule
 from draftproof.rules.load import resolve_rules
 from draftproof.running import RunningRequest
 from draftproof.sampling import Laws, Sampler
@@ -84,17 +84,21 @@ class Engine:
         *,
         max_batch_size: int = 8,
     ) -> None:
-        if max_batch_size < 1:
+        if whole("max_batch_size", max_batch_size) < 1:
             raise UsageError(f"max_batch_size {max_batch_size} is not positive; use 1 or more")
-        if num_draft_tokens != "auto" and not isinstance(num_draft_tokens, int):
+        if isinstance(num_draft_tokens, str) and num_draft_tokens != "auto":
             raise UsageError(f'num_draft_tokens {num_draft_tokens!r} is unknown; use a count or "auto"')
+        if sampler is not None and not isinstance(sampler, Sampler):
+            raise UsageError(f"sampler {sampler!r} is no Sampler; write for example Sampler(temperature=0.7)")
         self.target = load(target)
         self.drafter = load_drafter(drafter, self.target)
         self.drafter.check(self.target.vocab_size)
         self.rule, self.seeded_rule = resolve_rules(rule, self.drafter)
         self.sampler = sampler or Sampler()
         self.max_batch_size = max_batch_size
-        self.policy: DraftLengthPolicy = PayingLength() if num_draft_tokens == "auto" else FixedLength(num_draft_tokens)
+        self.policy: DraftLengthPolicy = (
+            PayingLength() if num_draft_tokens == "auto" else FixedLength(whole("num_draft_tokens", num_draft_tokens))
+        )
         self._lock = threading.RLock()
         self._session: Session | None = None
         self._draft_session: DraftSession | None = None
@@ -142,8 +146,10 @@ class Engine:
             **options: fields of `Request` for those that leave them at their default.
         """
         listed = requests if isinstance(requests, Sequence) and not isinstance(requests, str) else None
-        if isinstance(requests, str):
-            raise UsageError("requests is one string; give a list of prompts, or use generate()")
+        if isinstance(requests, str | Request) or not isinstance(requests, Iterable):
+            raise UsageError(
+                f"requests {requests!r} is not a list of prompts; give one, or use generate() for one string"
+            )
 
         def admitted() -> Iterator[RunningRequest]:
             for index, request in enumerate(requests):
@@ -170,8 +176,9 @@ class Engine:
         """Measures what "auto" needs to know of the target now, not in the first request that has a draft."""
         with self._lock:
             session, _ = self._open(1)
-            if not any(self._running):
-                self.policy.prepare(session, 0, as_tokens(np.arange(64, 0, -1) % self.target.vocab_size))
+            length = min(64, self.target.context_length - self.policy.limit - 1)
+            if length > 0 and not any(self._running):
+                self.policy.prepare(session, 0, as_tokens(np.arange(length, 0, -1) % self.target.vocab_size))
 
     def close(self) -> None:
         """Frees the sessions, not the models; the engine may be used again. Closing twice is harmless."""
@@ -195,17 +202,25 @@ class Engine:
             raise UsageError(f"option {sorted(unknown)[0]!r} is unknown; use one of: {', '.join(known)}")
         request = prompt.filled(options) if isinstance(prompt, Request) else Request(prompt, **options)
         rule = self.rule if request.seed is None else self.seeded_rule
+        if request.seed is not None and self.drafter.remembers and not isinstance(rule, CoupledRule):
+            raise UsageError(
+                f"a seed under rule {rule.name!r} with a drafter that remembers other requests is not exact: an "
+                "earlier text of the same seed was drawn with the same coins; use rule 'coupled', or memory_tokens=0"
+            )
         return RunningRequest(index, request, self.target, self.sampler, rule)
 
     def _serve(self, waiting: Iterator[RunningRequest], slots: int) -> Iterator[Step]:
         active: list[RunningRequest] = []
+        pending: RunningRequest | None = None
         try:
             while True:
-                while len(active) < slots and (run := next(waiting, None)) is not None:
+                while len(active) < slots and (run := pending or next(waiting, None)) is not None:
                     if run.finish_reason is not None:
                         yield run.empty_step()
                         continue
-                    self._join(run, slots)
+                    pending = None if self._join(run, slots, bool(active)) else run
+                    if pending is not None:
+                        break
                     active.append(run)
                 if not active:
                     return
@@ -221,6 +236,8 @@ class Engine:
     # starts empty, which costs running requests a replay and nothing else: sessions are addressed by tokens.
 
     def _open(self, slots: int) -> tuple[Session, DraftSession]:
+        # After `close`, or a growth that failed, requests still run in their places.
+        slots = max(slots, *(slot + 1 for slot, run in enumerate(self._running) if run is not None), 1)
         if self._session is None or self._draft_session is None or self._session.slots < slots:
             self.close()
             self._session = self.target.session(slots)
@@ -231,11 +248,14 @@ class Engine:
                     self._begin_draft(run)
         return self._session, self._draft_session
 
-    def _join(self, run: RunningRequest, slots: int) -> None:
+    def _join(self, run: RunningRequest, slots: int, may_wait: bool) -> bool:
+        """Gives a request a place; returns whether there was one, if it may wait for one, else raises."""
         with self._lock:
             taken = sum(each is not None for each in self._running)
             session, _ = self._open(max(slots, min(taken + 1, self.max_batch_size)))
             free = [slot for slot in range(session.slots) if self._running[slot] is None]
+            if not free and may_wait:
+                return False
             if not free:
                 raise UsageError(
                     f"all {session.slots} places are taken; finish or close a stream, or raise max_batch_size"
@@ -244,6 +264,7 @@ class Engine:
             run.cached_tokens = min(session.prefix_length(run.slot, run.tokens), len(run.tokens) - 1)
             self._running[run.slot] = run
             self._begin_draft(run)
+            return True
 
     def _leave(self, run: RunningRequest) -> None:
         with self._lock:
@@ -281,7 +302,16 @@ class Engine:
                 rows = self._score(session, parts)
             except Exception:
                 return self._advance_apart(session, parts)
-            return [self._judge(each, its) for each, its in zip(parts, rows, strict=True) if not each.reading]
+            return [self._judge_alone(each, its) for each, its in zip(parts, rows, strict=True) if not each.reading]
+
+    def _judge_alone(self, part: _Part, rows: Rows) -> Step:
+        """Judges one request's part; whatever a rule or a tokenizer raises there is that request's own failure."""
+        try:
+            return self._judge(part, rows)
+        except Exception as error:
+            failure = RequestError(f"position {len(part.run.tokens)}: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            return part.run.fail(failure)
 
     def _advance_apart(self, session: Session, parts: Sequence[_Part]) -> list[Step]:
         """Repeats a failed pass request by request, so that only the ones at fault fail."""
@@ -294,7 +324,7 @@ class Engine:
                 steps.append(part.run.fail(failure))
                 continue
             if not part.reading:
-                steps.append(self._judge(part, rows))
+                steps.append(self._judge_alone(part, rows))
         return steps
 
     def _score(self, session: Session, parts: Sequence[_Part]) -> list[Rows]:

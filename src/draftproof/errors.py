@@ -16,6 +16,7 @@ DraftproofError
 
 from __future__ import annotations
 
+from operator import index
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -66,6 +67,18 @@ class ProcessorError(RequestError):
 
 class BackendError(RequestError):
     """A forward pass of the target failed for this request alone."""
+
+
+def whole(name: str, value: object) -> int:
+    """Returns an argument that must be an integer, numpy's included.
+
+    Raises:
+        UsageError: if it is not one.
+    """
+    try:
+        return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"{name} {value!r} is not an integer") from None
 
 
 def choice_error(argument: str, value: object, choices: list[str]) -> UsageError:

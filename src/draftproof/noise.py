@@ -61,12 +61,12 @@ class CounterNoise:
     __slots__ = ("_key", "seed")
 
     def __init__(self, seed: Seed | None = None) -> None:
-        self.seed: Seed = secrets.randbits(128) if seed is None else seed
-        parts = self.seed if isinstance(self.seed, tuple) else (self.seed,)
+        given = secrets.randbits(128) if seed is None else seed
         try:
-            digits = ",".join(str(index(part)) for part in parts)
+            self.seed: Seed = tuple(map(index, given)) if isinstance(given, tuple) else index(given)
         except TypeError:
             raise UsageError(f"seed {seed!r} is not an integer or a tuple of integers") from None
+        digits = ",".join(f"{part:x}" for part in (self.seed if isinstance(self.seed, tuple) else (self.seed,)))
         self._key = hashlib.blake2b(digits.encode(), digest_size=32).digest()
 
     def _bits(self, start: int, offset: int, lane: Lane) -> int:

@@ -32,7 +32,7 @@ class RunningRequest:
         self.request = request
         self.model = model
         self.rule = rule
-        self.ends = eos | frozenset(request.stop_token_ids)
+        self.ends = eos | frozenset(request.stop_token_ids or ())
         self.sampler: BoundSampler = (request.sampler or sampler).bind(len(prompt), self.ends, model.vocab_size)
         self.noise = CounterNoise(request.seed)
         self.slot = -1
@@ -50,7 +50,7 @@ class RunningRequest:
         self._length = len(prompt)
         room = model.context_length - len(prompt)
         self._most = room if request.max_tokens is None else min(request.max_tokens, room)
-        self._text = TextStream(request.stop_strings, request.include_stop)
+        self._text = TextStream(tuple(request.stop or ()), request.include_stop)
         self._logprobs: list[TokenLogprob] | None = None if request.logprobs is None else []
         self._began = time.perf_counter()
         if self._most == 0:
@@ -59,7 +59,9 @@ class RunningRequest:
     @property
     def tokens(self) -> Tokens:
         """The committed text: prompt and what was generated."""
-        return self._buffer[: self._length]
+        view = self._buffer[: self._length]
+        view.flags.writeable = False  # drafters and processors see it
+        return view
 
     @property
     def emitted(self) -> int:
@@ -91,11 +93,12 @@ class RunningRequest:
         emitted: list[int] = []
         entries: list[TokenLogprob] = []
         for i, token in enumerate(new):
+            piece = self.model.tokenizer.token_bytes(token)
             self._append(token)
             emitted.append(token)
             if self.request.logprobs is not None:
                 entries.append(token_logprob(rows[i], token, self.request.logprobs))
-            self._end_after(token)
+            self._end_after(token, piece)
             if self.finish_reason is not None:
                 break
         if self._logprobs is not None:
@@ -131,9 +134,9 @@ class RunningRequest:
         self._buffer[self._length] = token
         self._length += 1
 
-    def _end_after(self, token: int) -> None:
+    def _end_after(self, token: int, piece: bytes) -> None:
         # The stop test comes before the length test, whatever the size of the block: a stop at the cap is a stop.
-        if token in self.ends or self._text.add(self.model.tokenizer.token_bytes(token)):
+        if token in self.ends or self._text.add(piece):
             self.finish_reason = "stop"
         elif self.emitted >= self._most:
             self.finish_reason = "length"

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from draftproof.distribution import Distribution, LawSequence
-from draftproof.errors import ProcessorError, RequestError, RowError, UsageError
+from draftproof.errors import ProcessorError, RequestError, RowError, UsageError, whole
 from draftproof.truncation import truncated_law
 from draftproof.types import Tokens
 
@@ -246,10 +246,10 @@ def _call(processor: Processor, history: Tokens, logits: Logits) -> Logits:
 
 
 def _ids(ids: Collection[int], name: str, vocab_size: int) -> Int[np.ndarray, "n"]:
-    array = np.array(sorted(ids), dtype=np.int64)
-    if len(array) and not 0 <= array[0] <= array[-1] < vocab_size:
-        raise UsageError(f"{name} {array.tolist()} has ids outside the vocabulary; use 0..{vocab_size - 1}")
-    return array
+    listed = sorted(whole(name, token) for token in ids)
+    if listed and not 0 <= listed[0] <= listed[-1] < vocab_size:
+        raise UsageError(f"{name} {listed} has ids outside the vocabulary; use 0..{vocab_size - 1}")
+    return np.array(listed, dtype=np.int64)
 
 
 def _row_fault(history: Tokens, logits: Logits, row: Logits) -> str:

@@ -157,6 +157,35 @@ def test_max_tokens_0_is_an_empty_text() -> None:
     assert result.stdout == b"\n"
 
 
+def test_comparing_nothing_is_said() -> None:
+    result = toy("abc", "--max-tokens", "0", "--compare")
+    assert result.returncode == 0
+    assert "nothing to compare" in error_of(result)
+    assert json.loads(toy("abc", "--max-tokens", "0", "--compare", "--json").stdout)["comparison"]["speedup"] is None
+
+
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        result = subprocess.run(
+            [*RUN, "generate", "abc", "--target", "toy:pair"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr.decode()
+    assert "error: " in result.stderr.decode()
+
+
+def test_a_terminal_that_cannot_show_a_character_shows_the_rest() -> None:
+    result = subprocess.run(
+        [*RUN, "explain", "--labels", "é,b", "--p", "0.5,0.5", "--q", "0.4,0.6"],
+        capture_output=True, timeout=60, check=False, env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+
+
 def test_a_closed_pipe_ends_quietly() -> None:
     process = subprocess.Popen(
         [*RUN, "generate", "abc", "--target", "toy:pair", "--max-tokens", "4000"],

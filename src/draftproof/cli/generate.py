@@ -162,6 +162,8 @@ def generate(
         logit_bias=_biases(logit_bias or []),
         min_tokens=min_tokens,
     )
+    if logprobs is not None and not as_json:
+        raise UsageError(f"--logprobs {logprobs} needs --json: streamed text has no place for them")
     text = read_prompt(prompt)
     request = Request(
         text, seed=seed, max_tokens=max_tokens, stop=tuple(stop or ()), ignore_eos=ignore_eos, logprobs=logprobs
@@ -183,18 +185,23 @@ def generate(
             with progress(console, "measuring what a pass costs ..."):
                 engine.prepare()
         completion = _stream(engine, request, show=not as_json)
+        interrupted = False
         report = _as_dict(completion, engine)
-        if compare_plain and completion.finish_reason in ("stop", "length"):
-            with progress(console, "decoding plainly, in turn with speculation ..."):
-                comparison = compare(engine, request, completion)
-            report["comparison"] = comparison.as_dict()
-        if as_json:
-            print(json.dumps(report, ensure_ascii=False))
-        else:
+        if not as_json:
             console.print(figures(completion), soft_wrap=True)
-            if "comparison" in report:
-                console.print(verdict(comparison, model), soft_wrap=True)
-    if completion.finish_reason == "abort":
+        if compare_plain and completion.finish_reason in ("stop", "length"):
+            try:
+                with progress(console, "decoding plainly, in turn with speculation ..."):
+                    comparison = compare(engine, request, completion)
+                report["comparison"] = comparison.as_dict()
+                if not as_json:
+                    console.print(verdict(comparison, model, completion.counts.num_draft_tokens), soft_wrap=True)
+            except KeyboardInterrupt:
+                interrupted = True
+        if as_json:
+            readable = sys.stdout.encoding.lower().replace("-", "") == "utf8"
+            print(json.dumps(report, ensure_ascii=not readable))
+    if interrupted or completion.finish_reason == "abort":
         raise typer.Exit(130)
     if completion.error is not None:
         raise completion.error
@@ -206,6 +213,8 @@ def read_prompt(prompt: str | None) -> str:
     Raises:
         UsageError: if there is none, it is empty, or it is not UTF-8.
     """
+    if sys.stdin is None and prompt in (None, "-"):
+        raise UsageError("standard input is closed; give the prompt as an argument")
     if prompt is None and sys.stdin.isatty():
         raise UsageError('no prompt; give one, as in: draftproof generate "Why is the sky blue?"')
     if prompt is None or prompt == "-":
@@ -243,19 +252,23 @@ def figures(completion: Completion) -> str:
     return "[" + ", ".join(parts) + "]"
 
 
-def verdict(comparison: Comparison, model: Model) -> str:
+def verdict(comparison: Comparison, model: Model, drafted: int) -> str:
     """Returns what a comparison with plain decoding showed, in words."""
+    if comparison.speedup is None:
+        return "nothing was generated, so there is nothing to compare"
     lines = [
         f"plain decoding: {comparison.plain_tokens_per_second:.1f} tokens/s; with speculation "
         f"{comparison.tokens_per_second:.1f} tokens/s: {comparison.speedup:.2f}x (medians of alternating runs)"
     ]
+    if drafted == 0:
+        lines.append("nothing was drafted, so both ways did the same work, and the ratio is noise")
     apart = comparison.divergence
     if comparison.agree:
         lines.append(f"the texts agree, all {len(comparison.plain.tokens)} tokens")
     elif not comparison.same_text_expected:
         lines.append(
             "the texts differ, as two samples do: the token rule keeps the law, not the sample; "
-            "use --rule coupled or --seed to get plain decoding's own text"
+            "use --rule coupled to get plain decoding's own text"
         )
     elif apart is None:
         lines.append("the texts agree as far as the shorter goes, but end at different places")

@@ -24,8 +24,8 @@ class Proposal:
         limit: most tokens to propose; a deterministic drafter may return all it has up to this.
         sampler: the target's sampling law for this request, for drafters that sample from it.
         draw: draw(law, offset) -> token, supplied by the rule, so that a drafter never sees noise.
-        proceed: proceed(survival) -> bool, asked before each draw of a sampled draft with the estimated
-            P(all tokens up to and including the next are accepted), from what is known before that draw.
+        proceed: proceed(survival, offset) -> bool, asked before draft token `offset` of a sampled draft is drawn, with
+            the estimated P(all tokens up to and including it are accepted), from what is known before that draw.
     """
 
     slot: int
@@ -75,10 +75,13 @@ class Drafter(ABC):
     Attributes:
         name: what to call it.
         stochastic: whether drafts are drawn from a law (which the rule then needs) or are deterministic.
+        remembers: whether drafts may depend on other requests' texts. One with the same seed shares its coins, so a
+            rule that judges the draft by those coins would be biased; the engine refuses that combination.
     """
 
     name: str
     stochastic: bool
+    remembers: bool = False
 
     @abstractmethod
     def session(self, slots: int = 1) -> DraftSession:

@@ -25,6 +25,8 @@ def load_drafter(spec: str | Drafter, target: Model) -> Drafter:
     Raises:
         UsageError: if the spec is unknown, or the drafter cannot serve the target.
     """
+    if not isinstance(spec, str | Drafter):
+        raise choice_error("drafter", spec, [*_BY_NAME, "model:SPEC", "a Drafter object"])
     drafter = spec if isinstance(spec, Drafter) else _make(spec)
     drafter.check(target.vocab_size)
     return drafter

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from threading import Lock
+from threading import RLock
 
 from draftproof.draft.automaton import ROOT, SuffixAutomaton
 
@@ -24,7 +24,7 @@ class TextMemory:
     REACH = 16
 
     def __init__(self, capacity: int) -> None:
-        self.lock = Lock()
+        self.lock = RLock()
         self._half = capacity // 2
         self._young = SuffixAutomaton()
         self._old = SuffixAutomaton()

@@ -44,6 +44,7 @@ class SuffixDrafter(Drafter):
         if memory_tokens < 0:
             raise UsageError(f"memory_tokens {memory_tokens} is negative; use 0 for none or a positive count")
         self.memory_tokens = memory_tokens
+        self.remembers = memory_tokens > 0
         self._memory = TextMemory(memory_tokens) if memory_tokens else None
 
     def session(self, slots: int = 1) -> DraftSession:

@@ -12,7 +12,7 @@ import numpy as np
 from draftproof.errors import BackendError, ModelLoadError, UsageError
 from draftproof.models.base import Model, Query
 from draftproof.models.cpu import amx_on_virtual_machine, multiplies_bfloat16, usable_cores
-from draftproof.models.llamacpp_library import LOG, Pointer, library, quiet, set_field
+from draftproof.models.llamacpp_library import LOG, Pointer, interrupts_held, library, quiet, set_field
 from draftproof.models.llamacpp_session import LlamaCppSession
 from draftproof.models.llamacpp_tokenizer import LlamaCppTokenizer
 from draftproof.types import NO_TOKENS
@@ -75,8 +75,11 @@ class LlamaCppModel(Model):
             raise UsageError(f'flash_attention {flash_attention!r} is unknown; use True, False or "auto"')
         if batch_invariant and (flash_attention is False or gpu_layers):
             raise UsageError("batch_invariant needs flash_attention and gpu_layers 0; leave one of them out")
-        file = Path(path).expanduser()
-        _check_file(file)
+        try:
+            file = Path(path).expanduser()
+            _check_file(file)
+        except (OSError, RuntimeError) as error:
+            raise ModelLoadError(f"{path} cannot be looked up ({error}); give the path of a .gguf file") from error
         self.path = file
         self.name = file.stem if name is None else name
         self.threads = usable_cores() if threads is None else threads
@@ -157,7 +160,14 @@ def _load(path: Path, gpu_layers: int, use_extra_bufts: bool) -> Pointer:
     set_field(params, "n_gpu_layers", gpu_layers)
     set_field(params, "use_extra_bufts", use_extra_bufts)
     quiet()
-    address = lib.llama_model_load_from_file(os.fsencode(path), params)
+    address = None
+    try:
+        with interrupts_held():
+            address = lib.llama_model_load_from_file(os.fsencode(path), params)
+    except KeyboardInterrupt:
+        if address:
+            lib.llama_model_free(address)
+        raise
     if not address:
         raise ModelLoadError(
             f"llama.cpp cannot load {path}: {LOG.reason()}; download it again if it is cut off, or update "

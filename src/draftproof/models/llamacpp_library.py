@@ -6,10 +6,12 @@ import functools
 import importlib
 import logging
 import re
+import signal
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from draftproof.errors import MissingDependencyError, ModelLoadError
@@ -85,6 +87,24 @@ def quiet() -> None:
     # Again at each load: other users of llama_cpp in the process set their own callback.
     library().llama_log_set(_log_callback(), None)
     LOG.clear()
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Holds an interrupt back until llama.cpp has returned: inside the log's callback Python would drop it."""
+    ours = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT) if ours else None
+    if before is not signal.default_int_handler:
+        yield
+        return
+    held: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: held.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held:
+            raise KeyboardInterrupt
 
 
 def set_field(struct: Any, name: str, value: object) -> None:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from draftproof.errors import BackendError, ModelLoadError, UsageError
 from draftproof.models.base import Query, Rows, Session
-from draftproof.models.llamacpp_library import LOG, Pointer, library, quiet, set_field
+from draftproof.models.llamacpp_library import LOG, Pointer, interrupts_held, library, quiet, set_field
 from draftproof.types import Tokens
 
 if TYPE_CHECKING:
@@ -289,7 +289,14 @@ def _context(model: LlamaCppModel, slots: int, length: int) -> Pointer:
     for name, value in settings.items():
         set_field(params, name, value)
     quiet()
-    address = lib.llama_init_from_model(model.pointer.address, params)
+    address = None
+    try:
+        with interrupts_held():
+            address = lib.llama_init_from_model(model.pointer.address, params)
+    except KeyboardInterrupt:
+        if address:
+            lib.llama_free(address)
+        raise
     if not address:
         raise ModelLoadError(
             f"llama.cpp cannot hold {slots} x {length} tokens of {model.name} ({LOG.reason()}); "

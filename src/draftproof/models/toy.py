@@ -33,7 +33,7 @@ class ToyTokenizer(Tokenizer):
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> Tokens:
         """Splits greedily into the longest pieces; see `Tokenizer.encode`."""
-        data, tokens, place = text.encode(), [], 0
+        data, tokens, place = text.encode("utf-8", "surrogateescape"), [], 0
         while place < len(data):
             for length in range(self._longest, 0, -1):
                 token = self._ids.get(data[place : place + length])
