@@ -20,7 +20,7 @@ SAMPLERS = {
     "T=1, untruncated": dp.Sampler(),
 }
 PROMPTS = ("Write a story about a dog.", "Why is the sky blue?", "List the largest cities of Europe.")
-ROUNDS = 5
+ROUNDS = 3
 
 
 def main() -> None:
