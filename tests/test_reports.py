@@ -15,12 +15,14 @@ from draftproof.draft import Drafter, ModelDrafter, NgramDrafter, NullDrafter, S
 from draftproof.engine import Engine
 from draftproof.errors import BackendError, ProcessorError
 from draftproof.models.base import Model, Query, Rows, Session
+from draftproof.models.llamacpp import LlamaCppModel
 from draftproof.models.toy import ToyModel
 from draftproof.request import Request
 from draftproof.sampling import Sampler
 from draftproof.text import TextStream
 from draftproof.types import Tokens, as_tokens
 from tests.doubles import FailingDrafter, FlakyModel, FunctionDrafter, oracle_drafter, random_drafter, scripted_model
+from tests.models import gguf_file
 
 GREEDY = Sampler(temperature=0)
 TARGET = ToyModel.random(9, seed=5, order=2)
@@ -345,9 +347,6 @@ def test_invalid_bytes_flow_whatever_might_stop_them(stop: tuple[str, ...]) -> N
 @pytest.mark.parametrize("k", [1, 4, 8])
 def test_a_sliding_window_survives_rejected_drafts(tmp_path: Path, k: int) -> None:
     # https://github.com/ml-explore/mlx-lm/issues/1423 : a window's cache could not be rolled back once it had wrapped.
-    gguf_file = pytest.importorskip("tests.models.gguf_file")
-    from draftproof.models.llamacpp import LlamaCppModel
-
     prompt = as_tokens(np.random.default_rng(k).integers(5, gguf_file.VOCABULARY, 6))
     with LlamaCppModel(gguf_file.write_gemma2(tmp_path / "window.gguf", window=8), context_length=256) as model:
         request = Request(prompt, max_tokens=40, ignore_eos=True)
