@@ -10,7 +10,6 @@ from draftproof.divergence import Divergence, find_divergence
 from draftproof.draft import NullDrafter
 from draftproof.engine import Engine
 from draftproof.request import Request
-from draftproof.rules import CoupledRule
 from draftproof.types import Completion
 
 
@@ -75,7 +74,7 @@ def compare(engine: Engine, request: Request, completion: Completion, *, rounds:
     seeded = replace(request, seed=completion.seed)
     rule = engine.rule if request.seed is None else engine.seeded_rule
     law = (request.sampler or engine.sampler).greedy
-    expected = law or isinstance(rule, CoupledRule)
+    expected = law or rule.draft_invariant
     speeds: list[float] = []
     plain_speeds: list[float] = []
     plain = completion

@@ -19,7 +19,7 @@ from draftproof.models.load import load
 from draftproof.noise import Seed
 from draftproof.policy import DraftLengthPolicy, FixedLength, PayingLength
 from draftproof.request import Prompt, Request
-from draftproof.rules import CoupledRule, Rule
+from draftproof.rules import Rule
 from draftproof.rules.load import resolve_rules
 from draftproof.running import RunningRequest
 from draftproof.sampling import Laws, Sampler
@@ -202,7 +202,7 @@ class Engine:
             raise UsageError(f"option {sorted(unknown)[0]!r} is unknown; use one of: {', '.join(known)}")
         request = prompt.filled(options) if isinstance(prompt, Request) else Request(prompt, **options)
         rule = self.rule if request.seed is None else self.seeded_rule
-        if request.seed is not None and self.drafter.remembers and not isinstance(rule, CoupledRule):
+        if request.seed is not None and self.drafter.remembers and not rule.draft_invariant:
             raise UsageError(
                 f"a seed under rule {rule.name!r} with a drafter that remembers other requests is not exact: an "
                 "earlier text of the same seed was drawn with the same coins; use rule 'coupled', or memory_tokens=0"

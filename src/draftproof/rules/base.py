@@ -15,11 +15,13 @@ class Rule(ABC):
     Attributes:
         name: the spec users write.
         exact: whether the emitted text has exactly the target's law; every shipped rule is, and tests enumerate it.
+        draft_invariant: whether the text is the same whatever was drafted, given the noise and the logits.
         reference: paper and algorithm.
     """
 
     name: str
     exact: bool
+    draft_invariant: bool = False
     reference: str
 
     @abstractmethod

@@ -38,6 +38,7 @@ class CoupledRule(Rule):
 
     name = "coupled"
     exact = True
+    draft_invariant = True
     reference = "Daliri, Musco and Suresh 2024 (arXiv 2408.07978), algorithm 2 (Gumbel coupling)"
 
     def verify(self, p: LawSequence, draft: Draft, noise: Noise, start: int) -> Verdict:
