@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import draftproof as dp
-from benchmarks.record import write_csv
+from benchmarks.record import print_table, write_csv
 
 RESULTS = Path(__file__).parent / "results" / "drafting.csv"
 HISTORIES = (100, 1_000, 10_000, 50_000)
@@ -53,9 +53,7 @@ def main() -> None:
             for history in HISTORIES
         ]
     write_csv(RESULTS, rows, "python -m benchmarks.bench_drafting")
-    print("| drafter | history, tokens | a proposal, microseconds |\n|---|---|---|")
-    for row in rows:
-        print(f"| {row['drafter']} | {row['history_tokens']:,} | {row['us_per_step']} |")
+    print_table(("drafter", "history, tokens", "a proposal, microseconds"), rows)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import draftproof as dp
-from benchmarks.record import write_csv
+from benchmarks.record import print_table, write_csv
 from draftproof.models.llamacpp import LlamaCppModel
 from draftproof.models.llamacpp_library import library
 
@@ -52,9 +52,7 @@ def main() -> None:
             }
         )
     write_csv(RESULTS, rows, "python -m benchmarks.bench_memory")
-    print("| case | peak, MB | weights, MB | cache, MB | beyond, MB |\n|---|---|---|---|---|")
-    for row in rows:
-        print("| " + " | ".join(str(value) for value in row.values()) + " |")
+    print_table(("case", "peak, MB", "weights, MB", "cache, MB", "beyond, MB"), rows)
 
 
 if __name__ == "__main__":

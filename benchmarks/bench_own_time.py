@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 import draftproof as dp
-from benchmarks.record import write_csv
+from benchmarks.record import print_table, write_csv
 
 RESULTS = Path(__file__).parent / "results" / "own_time.csv"
 SAMPLERS = {
@@ -53,9 +53,7 @@ def main() -> None:
         for (name, drafter), runs in measured.items()
     ]
     write_csv(RESULTS, rows, "python -m benchmarks.bench_own_time")
-    print("| law | drafter | own time, % | own, us a pass | target, ms a pass |\n|---|---|---|---|---|")
-    for row in rows:
-        print("| " + " | ".join(str(value) for value in row.values()) + " |")
+    print_table(("law", "drafter", "own time, %", "own, us a pass", "target, ms a pass"), rows)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import draftproof as dp
-from benchmarks.record import write_csv
+from benchmarks.record import print_table, write_csv
 
 RESULTS = Path(__file__).parent / "results" / "pass_cost.csv"
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
@@ -50,9 +50,7 @@ def main() -> None:
                 for rows in ROWS
             ]
     write_csv(RESULTS, table, f"python -m benchmarks.bench_pass_cost --target {options.target}")
-    print("| target | context | rows | ms | in passes over one row |\n|---|---|---|---|---|")
-    for row in table:
-        print("| " + " | ".join(str(value) for value in row.values()) + " |")
+    print_table(("target", "context", "rows", "ms", "in passes over one row"), table)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,13 @@ def read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     return comments, list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
+def print_table(titles: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Prints rows as a Markdown table, their values under the titles in order."""
+    print("| " + " | ".join(titles) + " |\n" + "|---" * len(titles) + "|")
+    for row in rows:
+        print("| " + " | ".join(str(value) for value in row.values()) + " |")
+
+
 def ratio_interval(numerators: Iterable[float], denominators: Iterable[float]) -> tuple[float, float, float]:
     """Returns sum / sum with its 95 % bootstrap interval over the pairs."""
     top, bottom = np.array(list(numerators)), np.array(list(denominators))
