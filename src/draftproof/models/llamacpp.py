@@ -41,8 +41,8 @@ class LlamaCppModel(Model):
             other slots, drafts taken back. Greedy text with drafts is then greedy text without. Holds for weights in
             Q8_0, Q4_0 and Q4_1, up to 3 rows in K-quants; elsewhere rounding still differs. Keys are kept in bfloat16
             instead of float16, for which llama.cpp has a single attention kernel on CPUs, and every slot has cells of
-            its own. A pass costs the same, with drafts of unequal length in several slots up to a fifth more; prompts
-            of 500 tokens take a tenth longer to read, of 1500 a quarter. None does on x86 processors unless
+            its own. A pass costs nearly the same, with drafts of unequal length in several slots a little more; prompts
+            take longer to read, the more so the longer they are. None does on x86 processors unless
             flash_attention is False.
         use_extra_bufts: whether llama.cpp may repack weights for faster kernels; None does, except on a virtual
             machine that shows AMX, where those kernels crash the process.
