@@ -2,8 +2,7 @@
 
 Every contender decodes every prompt, in turn, round after round in one process; what counts is the median over the
 rounds of the seconds a token after the first. The time to the first token is taken in greedy mode, where the prompt is
-read; the sampled mode finds it in the cache. The slowest contenders run on every fourth prompt only; their ratios are
-to plain decoding of those.
+read; the sampled mode finds it in the cache.
 
     python -m benchmarks.bench_generate --prompts PATH/question.jsonl
     python -m benchmarks.bench_generate --table benchmarks/results/generate.csv
@@ -31,9 +30,6 @@ from draftproof.models.llamacpp import LlamaCppModel
 
 RESULTS = Path(__file__).parent / "results" / "generate.csv"
 LOOKUP = "llama-cpp-python lookup"
-SLOW = (LOOKUP, "fixed k=8")
-"""The slowest contenders run on every fourth prompt only, two a category."""
-
 SAMPLERS = {"greedy": dp.Sampler(temperature=0), "sampled": dp.Sampler(temperature=0.8, top_p=0.95)}
 
 
@@ -177,10 +173,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 names = [name for name in contenders if mode == "greedy" or name != "bare loop"]
                 # Each time another contender begins, so that none is always next to the same neighbour.
                 for name in np.roll(names, -round_ - number):
-                    if name not in SLOW or number % 8 in (0, 5):
-                        runs[mode, number, str(name)].append(
-                            contenders[name](prompt, mode, number, arguments.max_tokens)
-                        )
+                    runs[mode, number, str(name)].append(contenders[name](prompt, mode, number, arguments.max_tokens))
             print(f"{round_ + 1}:{number + 1}", end=" ", file=sys.stderr, flush=True)
             rows = [
                 {
@@ -258,7 +251,7 @@ def main() -> None:
     parser.add_argument("--prompts", help="JSON lines with question_id, category, turns")
     parser.add_argument("--target", default="smollm2-135m", help="a GGUF file, or the embedded model")
     parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--every", type=int, default=1, help="take every n-th prompt only")
     parser.add_argument("--modes", default="greedy,sampled")
     parser.add_argument("--out", type=Path, default=RESULTS)
