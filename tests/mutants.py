@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 
 from draftproof.distribution import Distribution
 from draftproof.noise import CounterNoise, Lane, Noise
-from draftproof.rules import CoupledRule, Rule, TokenRule
+from draftproof.rules import BlockRule, CoupledRule, Rule, TokenRule
 from draftproof.rules.coupled import race
 from draftproof.sampling import Sampler
 from draftproof.truncation import truncated_law
@@ -221,8 +221,8 @@ class SharedRace(FaultyTokenRule):
         return Verdict(i, race(p[i].residual(q), noise, start + i))
 
 
-class BlockRule(TokenRule):
-    """Block verification, after Sun et al. (arXiv 2403.10444): here to carry the mutants that read past their cut."""
+class FaultyBlockRule(BlockRule):
+    """The block rule, taken apart: a mutant overrides the piece it gets wrong."""
 
     exact = False
 
@@ -261,24 +261,24 @@ class BlockRule(TokenRule):
         return reach[tau]
 
 
-class BlockCoinsByPosition(BlockRule):
+class BlockCoinsByPosition(FaultyBlockRule):
     """Coins keyed by absolute position: those beyond the cut come back in the next block."""
 
     def coin(self, noise: Noise, start: int, i: int) -> float:
         return noise.uniform(0, start + i, Lane.ACCEPT)
 
 
-class BlockStopsAtFirst(BlockRule):
+class BlockStopsAtFirst(FaultyBlockRule):
     def stops(self) -> bool:
         return True
 
 
-class BlockWithTokenResidual(BlockRule):
+class BlockWithTokenResidual(FaultyBlockRule):
     def scale(self, reach: Sequence[float], tau: int) -> float:
         return 1.0
 
 
-class BlockUncapped(BlockRule):
+class BlockUncapped(FaultyBlockRule):
     def capped(self, reach: float, i: int, k: int) -> float:
         return reach
 
@@ -286,7 +286,7 @@ class BlockUncapped(BlockRule):
         return min(1.0, max(0.0, super().threshold(p, draft, reach, i)))
 
 
-class BlockLastRatioAlone(BlockRule):
+class BlockLastRatioAlone(FaultyBlockRule):
     def threshold(self, p: Sequence[Distribution], draft: Draft, reach: Sequence[float], i: int) -> float:
         if i < len(draft):
             return super().threshold(p, draft, reach, i)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -285,3 +286,18 @@ def test_a_drafter_cannot_write_into_the_text() -> None:
     found = Engine(TARGET, FunctionDrafter(meddling), num_draft_tokens=2).generate([1, 2], seed=1, max_tokens=6)
     assert found.tokens == Engine(TARGET, "none").generate([1, 2], seed=1, max_tokens=6).tokens
     assert "read-only" in str(found.drafter_error)
+
+
+def test_an_interrupt_while_a_request_gets_its_place_gives_the_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine("toy:pair", "suffix", max_batch_size=1)
+    join = engine._join
+
+    def interrupted(*arguments: Any) -> bool:
+        join(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "_join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate("abc", max_tokens=4)
+    monkeypatch.undo()
+    assert len(engine.generate("abc", max_tokens=4).tokens) == 4

@@ -96,7 +96,7 @@ def test_a_seeded_request_is_the_same_alone_and_among_seven_others(drafter: str)
 def test_a_seed_goes_with_the_coupled_rule_unless_one_is_named() -> None:
     drafter = ModelDrafter(TARGET)
     assert Engine(TARGET, drafter).generate([1], seed=1, max_tokens=2).rule == "coupled"
-    assert Engine(TARGET, drafter).generate([1], max_tokens=2).rule == "token"
+    assert Engine(TARGET, drafter).generate([1], max_tokens=2).rule == "block"
     assert Engine(TARGET, drafter, "token").generate([1], seed=1, max_tokens=2).rule == "token"
     assert Engine(TARGET, "suffix").generate([1], max_tokens=2).rule == "coupled"
 

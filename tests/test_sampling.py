@@ -562,3 +562,26 @@ def test_parameters_of_one_request_do_not_leak_into_another() -> None:
     mixed = [each.law(as_tokens([0]), row).dense(3).tolist() for each in reversed(bound)][::-1]
     assert mixed == alone
     assert len({tuple(each) for each in alone}) == 4
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("temperature", "0.7"),
+        ("temperature", None),
+        ("temperature", True),
+        ("top_p", "1"),
+        ("top_k", 2.5),
+        ("min_tokens", "3"),
+        ("presence_penalty", [1.0]),
+    ],
+)
+def test_an_option_of_another_type_is_refused_by_name(unchecked: None, option: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=f"{option} .* is not a"):
+        Sampler(**{option: value})
+
+
+def test_a_penalty_that_overflows_is_a_row_that_is_no_law() -> None:
+    bound = Sampler(repetition_penalty=1e-320).bind(1, (), 3)
+    with pytest.raises(RowError, match="after processing"):
+        bound.law(as_tokens([0]), np.array([1.0, 0.0, -1.0]))

@@ -9,6 +9,14 @@ for step in engine.stream("Once upon a time", max_tokens=64, seed=1):
 ```
 """
 
+from draftproof.bounds import (
+    Estimate,
+    block_optimum,
+    draft_acceptance,
+    expected_tokens,
+    joint_overlap_bound,
+    optimal_acceptance,
+)
 from draftproof.cost import CostTable
 from draftproof.distribution import Distribution
 from draftproof.draft import (
@@ -40,13 +48,28 @@ from draftproof.models.load import load
 from draftproof.noise import CounterNoise, Lane, Noise, ScriptedNoise
 from draftproof.policy import DraftLengthPolicy, FixedLength, PayingLength
 from draftproof.request import Request
-from draftproof.rules import CoupledRule, Rule, TokenRule
+from draftproof.rules import (
+    BlockRule,
+    CoupledRule,
+    KSequentialRule,
+    MatchRule,
+    RecursiveRule,
+    Rule,
+    TokenRule,
+    TraversalRule,
+    TreeMatchRule,
+    TreeRule,
+)
 from draftproof.sampling import Sampler
+from draftproof.tree import DraftTree, TreeVerdict, siblings
+from draftproof.tree_verification import verify_tree
 from draftproof.types import Completion, Draft, Step, TokenLogprob, Usage, Verdict
+from draftproof.verification import Verification, verify, verify_logits
 from draftproof.version import __version__
 
 __all__ = [
     "BackendError",
+    "BlockRule",
     "Completion",
     "CostTable",
     "CounterNoise",
@@ -57,12 +80,16 @@ __all__ = [
     "DraftError",
     "DraftLengthPolicy",
     "DraftSession",
+    "DraftTree",
     "Drafter",
     "DraftproofError",
     "Engine",
+    "Estimate",
     "Explanation",
     "FixedLength",
+    "KSequentialRule",
     "Lane",
+    "MatchRule",
     "MissingDependencyError",
     "Model",
     "ModelDrafter",
@@ -75,6 +102,7 @@ __all__ = [
     "PromptTooLongError",
     "Proposal",
     "Query",
+    "RecursiveRule",
     "Request",
     "RequestError",
     "RowError",
@@ -91,10 +119,24 @@ __all__ = [
     "Tokenizer",
     "ToyModel",
     "ToyTokenizer",
+    "TraversalRule",
+    "TreeMatchRule",
+    "TreeRule",
+    "TreeVerdict",
     "Usage",
     "UsageError",
     "Verdict",
+    "Verification",
     "__version__",
+    "block_optimum",
+    "draft_acceptance",
+    "expected_tokens",
     "explain_laws",
+    "joint_overlap_bound",
     "load",
+    "optimal_acceptance",
+    "siblings",
+    "verify",
+    "verify_logits",
+    "verify_tree",
 ]

@@ -98,6 +98,10 @@ class Distribution:
         small, large = (self, q) if len(self) <= len(q) else (q, self)
         return float(np.minimum(small.probs, large.prob_of(small.support())).sum())
 
+    def excess(self, q: Distribution, scale: float = 1.0) -> float:
+        """Returns sum_x max(scale * p(x) - q(x), 0): the mass of the residual before it is normalised."""
+        return float(np.maximum(scale * self.probs - q.prob_of(self.support()), 0.0).sum())
+
     def residual(self, q: Distribution, scale: float = 1.0) -> Distribution:
         """Returns norm(max(scale * p - q, 0)): what a rejected draft is replaced from.
 
@@ -105,6 +109,13 @@ class Distribution:
         """
         weights = np.maximum(scale * self.probs - q.prob_of(self.support()), 0.0)
         return Distribution(weights, self.ids) if float(weights.sum()) > 0.0 else self
+
+    def without(self, token: int) -> Distribution | None:
+        """Returns the law given that the outcome is not `token`; None if it always is."""
+        weights = self.probs.copy()
+        if self.prob(token) > 0.0:
+            weights[token if self.ids is None else int(np.searchsorted(self.ids, token))] = 0.0
+        return Distribution(weights, self.ids) if float(weights.sum()) > 0.0 else None
 
     def sample(self, u: float) -> int:
         """Returns the token at `u` of the inverse CDF in id order, u in [0, 1); never one with P = 0."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from draftproof.distribution import Distribution
 from draftproof.draft.base import Drafter, DraftSession, Proposal
-from draftproof.draft.load import load_drafter
+from draftproof.draft.load import check_drafter, load_drafter
 from draftproof.errors import BackendError, DraftError, RequestError, UsageError, whole
 from draftproof.models.base import Model, Query, Rows, Session
 from draftproof.models.load import load
@@ -20,7 +20,7 @@ from draftproof.noise import Seed
 from draftproof.policy import DraftLengthPolicy, FixedLength, PayingLength
 from draftproof.request import Prompt, Request
 from draftproof.rules import Rule
-from draftproof.rules.load import resolve_rules
+from draftproof.rules.load import check_rule, resolve_rules
 from draftproof.running import RunningRequest
 from draftproof.sampling import Laws, Sampler
 from draftproof.types import EMPTY_DRAFT, Completion, Draft, Step, Tokens, Verdict, as_tokens
@@ -63,7 +63,7 @@ class Engine:
     Args:
         target: a model, or a spec such as "smollm2-135m", "FILE.gguf" or "toy:pair".
         drafter: a drafter, or a spec: "suffix", "ngram", "none", "model:SPEC".
-        rule: a rule, or a spec. "auto": coupled for deterministic drafters and for requests with a seed, token for
+        rule: a rule, or a spec. "auto": coupled for deterministic drafters and for requests with a seed, block for
             sampled drafts.
         sampler: the sampling law of requests that bring none.
         num_draft_tokens: how many tokens to draft, or "auto": as many as pay, by measured cost.
@@ -90,6 +90,8 @@ class Engine:
             raise UsageError(f'num_draft_tokens {num_draft_tokens!r} is unknown; use a count or "auto"')
         if sampler is not None and not isinstance(sampler, Sampler):
             raise UsageError(f"sampler {sampler!r} is no Sampler; write for example Sampler(temperature=0.7)")
+        check_drafter(drafter)
+        check_rule(rule)
         self.target = load(target)
         self.drafter = load_drafter(drafter, self.target)
         self.drafter.check(self.target.vocab_size)
@@ -214,14 +216,15 @@ class Engine:
         pending: RunningRequest | None = None
         try:
             while True:
-                while len(active) < slots and (run := pending or next(waiting, None)) is not None:
-                    if run.finish_reason is not None:
-                        yield run.empty_step()
+                while len(active) < slots and (pending := pending or next(waiting, None)) is not None:
+                    if pending.finish_reason is not None:
+                        step, pending = pending.empty_step(), None
+                        yield step
                         continue
-                    pending = None if self._join(run, slots, bool(active)) else run
-                    if pending is not None:
+                    if not self._join(pending, slots, bool(active)):
                         break
-                    active.append(run)
+                    active.append(pending)
+                    pending = None
                 if not active:
                     return
                 yield from self._advance(active)
@@ -229,7 +232,8 @@ class Engine:
                     active.remove(run)
                     self._leave(run)
         finally:
-            for run in active:
+            # Interrupted at any place, a request that was given a slot gives it back.
+            for run in active if pending is None else [*active, pending]:
                 self._leave(run)
 
     # Slots: a session of one sequence suffices until a second request runs beside the first. A session that grows
@@ -268,6 +272,8 @@ class Engine:
 
     def _leave(self, run: RunningRequest) -> None:
         with self._lock:
+            if run.slot < 0 or self._running[run.slot] is not run:
+                return
             self._running[run.slot] = None
             if self._draft_session is not None:
                 try:
@@ -422,7 +428,8 @@ class Engine:
         step = run.commit(draft, verdict, rows)
         run.acceptance.observe(len(draft), verdict.accepted)
         self._observe(run, tokens, draft, verdict)
-        if error is not None and run.finish_reason is None:
+        # A rule that reads rows beyond its cut may have met the fault where the text does not go.
+        if error is not None and run.finish_reason is None and verdict.token < 0:
             failed = run.fail(error)
             return replace(
                 step,

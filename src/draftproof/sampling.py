@@ -27,6 +27,8 @@ class RowsOfLogits(Protocol):
     def __getitem__(self, i: int, /) -> Logits: ...
 
 
+_REALS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
 GREEDY_TEMPERATURE = 1e-5
 """Below this the law is one-hot at the largest logit, the lowest id on ties."""
 
@@ -66,6 +68,13 @@ class Sampler:
     processors: Sequence[Processor] = ()
 
     def __post_init__(self) -> None:
+        for name in _REALS:
+            value = getattr(self, name)
+            if not isinstance(value, int | float | np.number) or isinstance(value, bool):
+                raise UsageError(f"{name} {value!r} is not a number")
+        for name in ("top_k", "min_tokens"):
+            whole(name, getattr(self, name))
+
         def need(holds: bool, name: str, remedy: str) -> None:
             if not holds:
                 raise UsageError(f"{name} {getattr(self, name)!r} is out of range; {remedy}")
@@ -177,9 +186,10 @@ class BoundSampler:
         if sampler.repetition_penalty != 1.0:
             seen = np.unique(history)
             values = logits[seen]
-            logits[seen] = np.where(
-                values > 0, values / sampler.repetition_penalty, values * sampler.repetition_penalty
-            )
+            with np.errstate(over="ignore"):  # a logit that overflows is refused as any other +inf is
+                logits[seen] = np.where(
+                    values > 0, values / sampler.repetition_penalty, values * sampler.repetition_penalty
+                )
         if self._counts_history:
             seen, counts = np.unique(history[self.prompt_length :], return_counts=True)
             logits[seen] -= sampler.presence_penalty + sampler.frequency_penalty * counts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 import pytest
 
 import draftproof as dp
+from draftproof.cli.generate import _logprob_as_dict
 
 RUN = [sys.executable, "-m", "draftproof"]
 
@@ -118,6 +120,14 @@ def test_wrong_usage_is_one_line_with_a_remedy_and_exit_2(arguments: list[str], 
     assert result.stdout == b""
 
 
+@pytest.mark.parametrize("option", ["--drafter", "--rule", "--num-draft-tokens"])
+def test_a_misspelt_choice_is_refused_before_a_model_is_loaded(option: str) -> None:
+    result = run(["generate", "abc", "--target", "missing.gguf", option, "sufix"])
+    assert result.returncode == 2
+    assert "'sufix'" in error_of(result)
+    assert "loading" not in error_of(result)
+
+
 @pytest.mark.parametrize(
     ("target", "said"),
     [
@@ -184,6 +194,35 @@ def test_a_terminal_that_cannot_show_a_character_shows_the_rest() -> None:
         capture_output=True, timeout=60, check=False, env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
+
+
+def test_json_is_readable_whatever_the_terminal_can_show() -> None:
+    result = subprocess.run(
+        [*RUN, "generate", "abc", "--target", "toy:pair", "--max-tokens", "3", "--json"],
+        input=b"", capture_output=True, timeout=60, check=False, env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+    )  # fmt: skip
+    assert json.loads(result.stdout.decode("ascii"))["usage"]["completion_tokens"] == 3
+
+
+def test_an_impossible_token_has_no_logprob_in_json() -> None:
+    found = _logprob_as_dict(dp.TokenLogprob(1, -0.5, [(1, -0.5), (0, -math.inf)]))
+    assert json.loads(json.dumps(found, allow_nan=False)) == {
+        "token": 1,
+        "logprob": -0.5,
+        "top": [[1, -0.5], [0, None]],
+    }
+
+
+@pytest.mark.parametrize(("closed", "code"), [("<&-", 2), ("2>&-", 0)])
+def test_a_closed_stream_is_no_traceback(closed: str, code: int) -> None:
+    prompt = "-" if code else "abc"
+    result = subprocess.run(
+        ["sh", "-c", f'"$@" {closed}', "sh", *RUN, "generate", prompt, "--target", "toy:pair", "--max-tokens", "3"],
+        capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert result.returncode == code
+    assert b"Traceback" not in result.stderr + result.stdout
+    assert (b"standard input is closed" in result.stderr) == bool(code)
 
 
 def test_a_closed_pipe_ends_quietly() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from draftproof.distribution import Distribution
 from draftproof.noise import CounterNoise
-from draftproof.rules import Rule, TokenRule
+from draftproof.rules import BlockRule, MatchRule, Rule, TokenRule
 from tests.laws import (
     EXACT,
     Case,
@@ -46,8 +46,10 @@ def test_one_block_is_lossless(rule: type[Rule], case: Case) -> None:
     law = emitted_law(of_rule(rule()), case)
     assert sum(law.values()) == pytest.approx(1.0, abs=EXACT)
     assert losslessness_error(law, case, case.k + 1) < EXACT
-    # Never proposing is lossless too: what makes it speculation is that as much is accepted as ratios allow.
-    assert mean_length(law) > expected_length(case) - EXACT
+    # Never proposing is lossless too: what makes it speculation is that as much is accepted as ratios allow. Matching
+    # accepts less of a sampled draft.
+    if rule is not MatchRule or case.deterministic:
+        assert mean_length(law) > expected_length(case) - EXACT
 
 
 @pytest.mark.parametrize("rule", ENUMERATED)
@@ -56,9 +58,10 @@ def test_two_blocks_are_lossless_together(rule: type[Rule], case: Case) -> None:
     assert rule_error(of_rule(rule()), case, blocks=2) < EXACT
 
 
+@pytest.mark.parametrize("rule", [TokenRule, BlockRule])
 @pytest.mark.parametrize("case", grid(2, 1), ids=str)
-def test_three_blocks_are_lossless_together(case: Case) -> None:
-    assert rule_error(of_rule(TokenRule()), case, blocks=3) < EXACT
+def test_three_blocks_are_lossless_together(rule: type[Rule], case: Case) -> None:
+    assert rule_error(of_rule(rule()), case, blocks=3) < EXACT
 
 
 @pytest.mark.parametrize("case", _cases(SIZES), ids=str)

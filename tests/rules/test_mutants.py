@@ -9,7 +9,7 @@ import pytest
 
 from draftproof.distribution import Distribution
 from draftproof.noise import CounterNoise, Lane, Noise
-from draftproof.rules import CoupledRule, Rule, TokenRule
+from draftproof.rules import BlockRule, CoupledRule, Rule, TokenRule
 from draftproof.types import Draft, as_tokens
 from tests.laws import (
     EXACT,
@@ -28,8 +28,8 @@ from tests.mutants import (
     MUTANTS,
     NOISES,
     ORDINARY,
-    BlockRule,
     DropsUnlikely,
+    FaultyBlockRule,
     FaultyTokenRule,
     Layer,
     Mutant,
@@ -54,7 +54,7 @@ def test_the_zoo_is_complete_and_distinct() -> None:
 
 
 @pytest.mark.parametrize("case", VISIBLE_CASES, ids=str)
-@pytest.mark.parametrize("rule", [TokenRule, FaultyTokenRule, BlockRule])
+@pytest.mark.parametrize("rule", [TokenRule, FaultyTokenRule, BlockRule, FaultyBlockRule])
 def test_the_unharmed_procedure_passes(rule: type[Rule], case: Case) -> None:
     assert rule_error(of_rule(rule()), case) < EXACT
 

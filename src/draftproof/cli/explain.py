@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from draftproof.cli.prompt import check_utf8
 from draftproof.distribution import Distribution
 from draftproof.errors import UsageError
 from draftproof.explain import Explanation, Simulation, TokenAccount, explain_laws, laws_after, simulate
@@ -28,6 +29,8 @@ WORKED_Q = "0.6,0.2,0.1,0.1"
 SUM_TOLERANCE = 1e-6
 BAR = 40
 NAME = 24
+NUMBERS = 70
+"""Columns that the numbers of a line need; a name gets what the terminal has left."""
 
 
 def explain(
@@ -58,7 +61,9 @@ def explain(
     prompt: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The text so far, as it stands.", rich_help_panel=POSITION)
     ] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=POSITION)] = 1.0,
+    temperature: Annotated[
+        float, typer.Option(help="0 is greedy; 1 is the model's own law.", rich_help_panel=POSITION)
+    ] = 1.0,
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest; 0 keeps all.", rich_help_panel=POSITION)] = 0,
     top_p: Annotated[
         float, typer.Option(help="Keep the likeliest with this much probability.", rich_help_panel=POSITION)
@@ -160,6 +165,7 @@ def _refuse_mixture(
         raise UsageError(f"--target {target} came without a text; add --prompt")
     if not prompt:
         raise UsageError("--prompt is empty; give at least one character")
+    check_utf8(prompt)
     mixed = {"--p": p, "--q": q, "--labels": labels, "--normalize": normalize or None}
     for option, value in mixed.items():
         if value is not None:
@@ -216,7 +222,7 @@ def _report(
     ascii_only = console.options.ascii_only
     console.print(Text(_legend(ascii_only)), soft_wrap=True)
     console.print(_bars(explanation, ascii_only))
-    console.print(_numbers(explanation))
+    console.print(_numbers(explanation, console.width))
     console.print(Text(_totals(explanation)), soft_wrap=True)
     if simulation is not None:
         console.print(Text(f"\n{draws} runs of the procedure, seed {seed}:"))
@@ -234,7 +240,7 @@ def _report_no_draft(
         return
     for key, value in about.items():
         console.print(Text(f"{key}: {value}"))
-    table = _table("p")
+    table = _table(NAME, "p")
     for _, name, chance in tokens:
         table.add_row(Text(name), _number(chance))
     console.print(table)
@@ -262,19 +268,32 @@ def _marks(ascii_only: bool) -> tuple[str, str, str]:
 
 def _legend(ascii_only: bool) -> str:
     shared, only_p, only_q = _marks(ascii_only)
-    return f"p and q: {shared} in both (accepted), {only_p} only in p (residual), {only_q} only in q (rejected)"
+    return (
+        "p is the target's law, q the drafter's; a token drawn from q is accepted or\n"
+        "replaced so that what comes out has law p\n"
+        f"{shared} in both (accepted), {only_p} only in p (residual), {only_q} only in q (rejected)"
+    )
 
 
-def _table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("token", max_width=NAME, overflow="ellipsis", no_wrap=True)
+def _table(width: int, *headings: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
+    table.add_column("token", max_width=width, overflow="ellipsis", no_wrap=True)
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 
-def _numbers(explanation: Explanation) -> Table:
-    table = _table("p", "q", "accept\nmin(1,p/q)", "accepted\nmin(p,q)", "given\naccepted", "residual", "output")
+def _numbers(explanation: Explanation, columns: int) -> Table:
+    table = _table(
+        max(5, min(NAME, columns - NUMBERS)),
+        "p",
+        "q",
+        "accept\nmin(1,p/q)",
+        "accepted\nmin(p,q)",
+        "given\naccepted",
+        "residual",
+        "output",
+    )
     for each in explanation.tokens:
         table.add_row(Text(each.name), *map(_number, _columns(each)))
     total = (1.0, 1.0, None, explanation.acceptance, *(_sums(explanation)))
@@ -306,7 +325,7 @@ def _totals(explanation: Explanation) -> str:
 
 
 def _counts(explanation: Explanation, simulation: Simulation) -> Table:
-    table = _table("p", "expected", "counted", "z")
+    table = _table(NAME, "p", "expected", "counted", "z")
     named = {each.token for each in explanation.tokens}
     others = sum(count for token, count in simulation.counts.items() if token not in named)
     for each in explanation.tokens:

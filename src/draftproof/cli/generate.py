@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -13,16 +14,19 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from draftproof.cli.prompt import read_prompt
 from draftproof.comparison import Comparison, compare, decoding_speed
 from draftproof.draft import NullDrafter
+from draftproof.draft.load import check_drafter
 from draftproof.engine import Engine
 from draftproof.errors import RequestError, UsageError
 from draftproof.metrics import Counts, Timings
 from draftproof.models.base import Model
 from draftproof.models.load import load
 from draftproof.request import Request
+from draftproof.rules.load import check_rule
 from draftproof.sampling import Sampler
-from draftproof.types import Completion, Step, Usage
+from draftproof.types import Completion, Step, TokenLogprob, Usage
 
 SAMPLING = "Sampling"
 SPECULATION = "Speculation"
@@ -30,15 +34,16 @@ MODEL = "Model"
 OUTPUT = "Output"
 
 
-class FlashAttention(StrEnum):
-    """Whether the backend's fused attention is used."""
+class Setting(StrEnum):
+    """An option of the backend that can be left to it."""
 
     auto = "auto"
     on = "on"
     off = "off"
 
 
-_FLASH = {None: None, FlashAttention.auto: "auto", FlashAttention.on: True, FlashAttention.off: False}
+_FLASH: dict[Setting, bool | str] = {Setting.auto: "auto", Setting.on: True, Setting.off: False}
+_INVARIANT = {Setting.auto: None, Setting.on: True, Setting.off: False}
 
 
 def generate(
@@ -55,13 +60,12 @@ def generate(
         int | None, typer.Option(help="Most tokens of prompt and text together.", rich_help_panel=MODEL)
     ] = None,
     flash_attention: Annotated[
-        FlashAttention | None, typer.Option(help="Fused attention; default: the fastest.", rich_help_panel=MODEL)
+        Setting | None, typer.Option(help="Fused attention; default: the fastest.", rich_help_panel=MODEL)
     ] = None,
     batch_invariant: Annotated[
-        bool | None,
+        Setting | None,
         typer.Option(
-            "--batch-invariant/--no-batch-invariant",
-            help="Rows that do not depend on what is computed with them; default: yes, where llama.cpp can.",
+            help="Rows that do not depend on what is computed with them; default: on, where llama.cpp can.",
             rich_help_panel=MODEL,
         ),
     ] = None,
@@ -71,7 +75,8 @@ def generate(
     rule: Annotated[
         str,
         typer.Option(
-            help="auto, token or coupled (same seed, same text, whatever the drafter).", rich_help_panel=SPECULATION
+            help="auto, token, block, match or coupled (same seed, same text, whatever the drafter).",
+            rich_help_panel=SPECULATION,
         ),
     ] = "auto",
     num_draft_tokens: Annotated[
@@ -80,7 +85,7 @@ def generate(
     ] = "auto",
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.", rich_help_panel=SAMPLING)] = 128,
     temperature: Annotated[
-        float, typer.Option(help="0 is greedy: always the likeliest token.", rich_help_panel=SAMPLING)
+        float, typer.Option(help="0 is greedy, always the likeliest token.", rich_help_panel=SAMPLING)
     ] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest; 0 keeps all.", rich_help_panel=SAMPLING)] = 0,
     top_p: Annotated[
@@ -164,6 +169,9 @@ def generate(
     )
     if logprobs is not None and not as_json:
         raise UsageError(f"--logprobs {logprobs} needs --json: streamed text has no place for them")
+    draft_length = _draft_length(num_draft_tokens)
+    check_drafter(drafter)
+    check_rule(rule)
     text = read_prompt(prompt)
     request = Request(
         text, seed=seed, max_tokens=max_tokens, stop=tuple(stop or ()), ignore_eos=ignore_eos, logprobs=logprobs
@@ -171,13 +179,13 @@ def generate(
     options = {
         "context_length": context_length,
         "threads": threads,
-        "flash_attention": _FLASH[flash_attention],
-        "batch_invariant": batch_invariant,
+        "flash_attention": None if flash_attention is None else _FLASH[flash_attention],
+        "batch_invariant": None if batch_invariant is None else _INVARIANT[batch_invariant],
     }
     console = Console(stderr=True, highlight=False)
     with progress(console, f"loading {target} ..."):
         model = load(target, **{name: value for name, value in options.items() if value is not None})
-    with model, Engine(model, drafter, rule, sampler, _draft_length(num_draft_tokens)) as engine:
+    with model, Engine(model, drafter, rule, sampler, draft_length) as engine:
         if not raw and (raw is False or model.tokenizer.has_chat_template):
             request = replace(request, prompt=[{"role": "user", "content": text}])
         request.prompt_tokens(model)  # refuses a bad prompt before anything is measured
@@ -200,36 +208,11 @@ def generate(
                 interrupted = True
         if as_json:
             readable = sys.stdout.encoding.lower().replace("-", "") == "utf8"
-            print(json.dumps(report, ensure_ascii=not readable))
+            print(json.dumps(report, ensure_ascii=not readable, allow_nan=False))
     if interrupted or completion.finish_reason == "abort":
         raise typer.Exit(130)
     if completion.error is not None:
         raise completion.error
-
-
-def read_prompt(prompt: str | None) -> str:
-    """Returns the prompt from the argument, or from standard input for "-" or none in a pipe.
-
-    Raises:
-        UsageError: if there is none, it is empty, or it is not UTF-8.
-    """
-    if sys.stdin is None and prompt in (None, "-"):
-        raise UsageError("standard input is closed; give the prompt as an argument")
-    if prompt is None and sys.stdin.isatty():
-        raise UsageError('no prompt; give one, as in: draftproof generate "Why is the sky blue?"')
-    if prompt is None or prompt == "-":
-        try:
-            prompt = sys.stdin.buffer.read().decode()
-        except UnicodeDecodeError as error:
-            raise UsageError(
-                f"standard input is not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}; "
-                "convert it first, for example with iconv"
-            ) from None
-    if not prompt:
-        raise UsageError("the prompt is empty; give at least one character")
-    if any("\ud800" <= character <= "\udfff" for character in prompt):
-        raise UsageError("the prompt is not UTF-8; convert it first, for example with iconv")
-    return prompt
 
 
 def figures(completion: Completion) -> str:
@@ -267,7 +250,7 @@ def verdict(comparison: Comparison, model: Model, drafted: int) -> str:
         lines.append(f"the texts agree, all {len(comparison.plain.tokens)} tokens")
     elif not comparison.same_text_expected:
         lines.append(
-            "the texts differ, as two samples do: the token rule keeps the law, not the sample; "
+            "the texts differ, as two samples do: this rule keeps the law, not the sample; "
             "use --rule coupled to get plain decoding's own text"
         )
     elif apart is None:
@@ -348,9 +331,21 @@ def _as_dict(completion: Completion, engine: Engine) -> dict[str, Any]:
         "usage": asdict(completion.usage) | {"total_tokens": completion.usage.total_tokens},
         "counts": completion.counts.as_dict(),
         "timings": completion.timings.as_dict(),
-        "logprobs": None if completion.logprobs is None else [asdict(each) for each in completion.logprobs],
+        "logprobs": None if completion.logprobs is None else [_logprob_as_dict(each) for each in completion.logprobs],
         "error": None if completion.error is None else str(completion.error),
         "drafter_error": None if completion.drafter_error is None else str(completion.drafter_error),
+    }
+
+
+def _logprob_as_dict(entry: TokenLogprob) -> dict[str, Any]:
+    # JSON has no -Infinity, the log-probability of what the model itself rules out.
+    def number(logprob: float) -> float | None:
+        return logprob if math.isfinite(logprob) else None
+
+    return {
+        "token": entry.token,
+        "logprob": number(entry.logprob),
+        "top": [(token, number(logprob)) for token, logprob in entry.top],
     }
 
 

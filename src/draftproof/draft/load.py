@@ -25,11 +25,18 @@ def load_drafter(spec: str | Drafter, target: Model) -> Drafter:
     Raises:
         UsageError: if the spec is unknown, or the drafter cannot serve the target.
     """
-    if not isinstance(spec, str | Drafter):
-        raise choice_error("drafter", spec, [*_BY_NAME, "model:SPEC", "a Drafter object"])
+    check_drafter(spec)
     drafter = spec if isinstance(spec, Drafter) else _make(spec)
     drafter.check(target.vocab_size)
     return drafter
+
+
+def check_drafter(spec: str | Drafter) -> None:
+    """Raises UsageError if a spec names no drafter; loads nothing."""
+    if not isinstance(spec, str | Drafter):
+        raise choice_error("drafter", spec, [*_BY_NAME, "model:SPEC", "a Drafter object"])
+    if isinstance(spec, str) and spec not in _BY_NAME and not spec.startswith("model:"):
+        raise choice_error("drafter", spec, [*_BY_NAME, "model:SPEC"])
 
 
 def _make(spec: str) -> Drafter:
@@ -37,6 +44,4 @@ def _make(spec: str) -> Drafter:
         from draftproof.models.load import load
 
         return ModelDrafter(load(spec.removeprefix("model:")))
-    if spec not in _BY_NAME:
-        raise choice_error("drafter", spec, [*_BY_NAME, "model:SPEC"])
     return _BY_NAME[spec]()

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from draftproof.errors import BackendError, ModelLoadError, UsageError
+from draftproof.errors import BackendError, ModelLoadError, UsageError, whole
 from draftproof.models.base import Model, Query
 from draftproof.models.cpu import amx_on_virtual_machine, multiplies_bfloat16, usable_cores
 from draftproof.models.llamacpp_library import LOG, Pointer, interrupts_held, library, quiet, set_field
@@ -21,6 +21,8 @@ DEFAULT_CONTEXT = 4096
 """Most tokens of context a slot gets unless told otherwise: memory for them is taken when the session is made."""
 
 _PROBE_CONTEXT = 256
+_SMALLEST_CONTEXT = 4
+"""What `_prove_truncation` runs."""
 
 FlashAttention: TypeAlias = bool | Literal["auto"]
 
@@ -69,8 +71,10 @@ class LlamaCppModel(Model):
         name: str | None = None,
     ) -> None:
         for option, value in (("context_length", context_length), ("threads", threads)):
-            if value is not None and value < 1:
+            if value is not None and whole(option, value) < 1:
                 raise UsageError(f"{option} {value} is not positive; leave it out for the default")
+        if context_length is not None and context_length < _SMALLEST_CONTEXT:
+            raise UsageError(f"context_length {context_length} holds no text; use {_SMALLEST_CONTEXT} or more")
         if flash_attention not in (True, False, "auto"):
             raise UsageError(f'flash_attention {flash_attention!r} is unknown; use True, False or "auto"')
         if batch_invariant and (flash_attention is False or gpu_layers):

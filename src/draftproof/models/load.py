@@ -49,6 +49,8 @@ def load(spec: str | os.PathLike[str] | Model, **options: Any) -> Model:
         raise UsageError(f"model {text!r}: transformers models are not supported by this version; {_remedy()}")
     if Path(text).suffix.lower() == ".gguf":
         return _call(lambda **more: LlamaCppModel(text, **more), text, given)
+    if Path(text).is_file():
+        raise UsageError(f"model {text!r} is a file whose name does not end in .gguf; {_remedy()}")
     raise UsageError(
         f"model {text!r} is unknown; names of transformers models are not supported by this version; {_remedy()}"
     )

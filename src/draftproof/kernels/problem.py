@@ -1,0 +1,241 @@
+"""One batched verification, with its arguments checked: what every implementation is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from draftproof.errors import UsageError
+from draftproof.noise import CounterNoise, Lane, Seed
+from draftproof.sampling import Sampler
+
+Array: TypeAlias = Any
+"""A NumPy array, or a tensor of PyTorch; all arguments of one call are of one kind."""
+
+SUM_TOLERANCE = {"float64": 1e-3, "float32": 1e-3, "float16": 2e-2, "bfloat16": 2e-2}
+"""How far the sum of a row of probabilities may be from 1: rounding of the type, not more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shaping:
+    """How logits become laws: numbers for the whole batch, or one for each row, `[batch]`; see `Sampler`."""
+
+    temperature: Array = 1.0
+    top_k: Array = 0
+    top_p: Array = 1.0
+    min_p: Array = 0.0
+    precision: Literal["float32", "float64"] = "float32"
+    cuts: tuple[bool, bool, bool] = (True, True, True)
+    """Whether top_k, top_p and min_p may cut anything: known without looking at a device."""
+
+    def sampler(self, row: int) -> Sampler:
+        """Returns the sampler of one row, once the numbers are arrays."""
+        return Sampler(
+            temperature=float(self.temperature[row]),
+            top_k=int(self.top_k[row]),
+            top_p=float(self.top_p[row]),
+            min_p=float(self.min_p[row]),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A batch to judge.
+
+    Attributes:
+        target: rows of the target, `[batch, draft+1, vocab]`.
+        tokens: drafted ids, int64 `[batch, draft]`.
+        draft: rows of the drafter, `[batch, draft, vocab]`; None for deterministic drafts.
+        accept: the coins of the draft tokens, float64 `[batch, draft]`.
+        final: the coin of the final token if i tokens were accepted, float64 `[batch, draft+1]`.
+        lengths: drafted tokens of each row, int64 `[batch]`.
+        rule: "token", "block" or "match".
+        shaping: how the target's rows become laws; None: they are probabilities.
+        draft_shaping: the same for the drafter's rows.
+        tolerances: how far the sums of rows of probabilities may be from 1, of the target and of the drafter.
+    """
+
+    target: Array
+    tokens: Array
+    draft: Array | None
+    accept: Array
+    final: Array
+    lengths: Array
+    rule: str
+    shaping: Shaping | None
+    draft_shaping: Shaping | None
+    tolerances: tuple[float, float]
+
+
+@runtime_checkable
+class Kernel(Protocol):
+    """What the module of an implementation has."""
+
+    def take(self, given: Mapping[str, Array]) -> dict[str, Array]:
+        """Returns the arguments as this implementation's arrays on one device; raises UsageError if they are none."""
+
+    def floats(self, values: Array, like: Array) -> Array:
+        """Returns numbers as float64 beside another array."""
+
+    def integers(self, values: Array, like: Array) -> Array:
+        """Returns numbers as int64 beside another array."""
+
+    def known(self, array: Array) -> bool:
+        """Returns whether looking at an array's values costs no wait for a device."""
+
+    def on_host(self, problem: Problem, row: int) -> Problem:
+        """Returns the problem of one row as NumPy arrays."""
+
+    def verify(self, problem: Problem) -> tuple[Array, Array, Array]:
+        """Returns num_accepted `[batch]`, tokens `[batch, draft+1]` and failed `[batch]`; see `Verification`."""
+
+
+def make_problem(
+    kernel: Kernel,
+    names: tuple[str, str],
+    arrays: tuple[Array, Array, Array | None],
+    shapings: tuple[Shaping | None, Shaping | None],
+    coins: tuple[Array | None, Seed | Sequence[Seed] | None, Array | int | None],
+    num_draft: Array | None,
+    rule: str,
+) -> tuple[Problem, bool]:
+    """Returns the checked problem, and whether it came without the batch axis.
+
+    Args:
+        kernel: the implementation.
+        names: what the user calls the target's and the drafter's rows.
+        arrays: the target's rows, the drafted tokens, the drafter's rows.
+        shapings: of the target's and the drafter's rows.
+        coins: uniforms, seed, positions.
+        num_draft: lengths of the drafts.
+        rule: checked already.
+
+    Raises:
+        UsageError: naming the argument, its value and the remedy.
+    """
+    uniforms, seed, positions = coins
+    given = {names[0]: arrays[0], "draft_tokens": arrays[1], names[1]: arrays[2], "uniforms": uniforms}
+    taken = kernel.take({name: each for name, each in given.items() if each is not None})
+    target, tokens, draft = taken[names[0]], taken["draft_tokens"], taken.get(names[1])
+    kinds = {name: kind_of(given[name] if hasattr(given[name], "dtype") else taken[name]) for name in taken}
+    for name in (names[0], *([names[1]] if draft is not None else [])):
+        if kinds[name] not in SUM_TOLERANCE:
+            raise UsageError(f"{name} has dtype {kinds[name]}; use one of: {', '.join(SUM_TOLERANCE)}")
+    if 0 not in tokens.shape and not kind_of(tokens).startswith(("int", "uint")):
+        raise UsageError(f"draft_tokens has dtype {kind_of(tokens)}; token ids are integers")
+    tolerances = SUM_TOLERANCE[kinds[names[0]]], SUM_TOLERANCE[kinds.get(names[1], "float64")]
+    alone = target.ndim == 2
+    if alone:
+        target, tokens, draft = target[None], tokens[None], None if draft is None else draft[None]
+    if target.ndim != 3 or target.shape[1] < 1 or target.shape[2] < 1:
+        raise UsageError(f"{names[0]} has shape {tuple(arrays[0].shape)}; give [batch, draft+1, vocab]")
+    batch, rows, vocab = target.shape
+    _shape("draft_tokens", tokens, (batch, rows - 1), alone)
+    if draft is not None:
+        _shape(names[1], draft, (batch, rows - 1, vocab), alone)
+    lengths = _lengths(kernel, num_draft, target, alone)
+    accept, final = _coins(kernel, taken.get("uniforms"), seed, positions, target, rule, alone)
+    shaping = None if shapings[0] is None else _shaping(kernel, shapings[0], target)
+    draft_shaping = None if shapings[1] is None else shaping
+    tokens = kernel.integers(tokens, target)
+    return Problem(target, tokens, draft, accept, final, lengths, rule, shaping, draft_shaping, tolerances), alone
+
+
+def _shape(name: str, array: Array, expected: tuple[int, ...], alone: bool) -> None:
+    if tuple(array.shape) != expected:
+        cut = 1 if alone else 0
+        raise UsageError(
+            f"{name} has shape {tuple(array.shape)[cut:]}; beside these rows of the target it must be {expected[cut:]}"
+        )
+
+
+def _lengths(kernel: Kernel, num_draft: Array | None, target: Array, alone: bool) -> Array:
+    batch, rows, _ = target.shape
+    if num_draft is None:
+        return kernel.integers([rows - 1] * batch, target)
+    given = num_draft if hasattr(num_draft, "shape") else np.asarray(num_draft)
+    if given.ndim == 0 and alone:
+        given = given[None]
+    if tuple(given.shape) != (batch,) or not kind_of(given).startswith(("int", "uint")):
+        raise UsageError(f"num_draft {num_draft!r} must be integers [batch], one for each of {batch} rows")
+    lengths = kernel.integers(given, target)
+    if kernel.known(lengths) and not bool(((lengths >= 0) & (lengths < rows)).all()):
+        raise UsageError(f"num_draft {lengths.tolist()} must lie in 0..{rows - 1}, the drafted tokens that there are")
+    return lengths
+
+
+def kind_of(array: Array) -> str:
+    """Returns the name of the type of an array of either kind."""
+    return str(array.dtype).removeprefix("torch.")
+
+
+def _coins(
+    kernel: Kernel,
+    uniforms: Array | None,
+    seed: Seed | Sequence[Seed] | None,
+    positions: Array | int | None,
+    target: Array,
+    rule: str,
+    alone: bool,
+) -> tuple[Array, Array]:
+    batch, rows, _ = target.shape
+    if (uniforms is None) == (seed is None):
+        raise UsageError("give either uniforms or a seed, which needs positions too")
+    if uniforms is not None:
+        if positions is not None:
+            raise UsageError("positions belong to a seed; leave them out beside uniforms")
+        values = uniforms[None] if alone else uniforms
+        _shape("uniforms", values, (batch, rows), alone)
+        values = kernel.floats(values, target)
+        if kernel.known(values) and not bool(((values >= 0.0) & (values < 1.0)).all()):
+            raise UsageError(
+                "uniforms holds a value outside [0, 1), or NaN; draw them with random(), not from 0..1 incl."
+            )
+        # The last column draws the final token, wherever the draft is cut; under "match" each column draws its own.
+        return values[:, : rows - 1], values if rule == "match" else values[:, [rows - 1] * rows]
+    if positions is None:
+        raise UsageError("a seed needs positions: the absolute position of each row's first draft token")
+    starts = np.broadcast_to(np.asarray(positions), (batch,)) if np.ndim(positions) == 0 else np.asarray(positions)
+    if starts.shape != (batch,) or not np.issubdtype(starts.dtype, np.integer):
+        raise UsageError(f"positions {positions!r} must be one integer, or one for each of {batch} rows")
+    seeds: list[Any] = list(seed) if isinstance(seed, list | np.ndarray) else [seed] * batch
+    if len(seeds) != batch:
+        raise UsageError(f"seed has {len(seeds)} entries for {batch} rows; give one for each, or one for all")
+    noises = [CounterNoise(each) for each in seeds]
+    draws = [
+        [[noise.uniform(int(start), i, lane) for i in range(rows)] for lane in (Lane.ACCEPT, Lane.FINAL)]
+        for noise, start in zip(noises, starts.tolist(), strict=True)
+    ]
+    both = kernel.floats(np.array(draws).reshape(batch, 2, rows), target)
+    return both[:, 0, : rows - 1], both[:, 1]
+
+
+def _shaping(kernel: Kernel, shaping: Shaping, target: Array) -> Shaping:
+    batch = target.shape[0]
+    values: dict[str, Array] = {}
+    acts: dict[str, bool] = {}
+    numbers: dict[str, Any] = {name: value for name, value in vars(shaping).items() if isinstance(value, int | float)}
+    if any(value != getattr(Shaping, name) for name, value in numbers.items()):
+        Sampler(**numbers)  # refuses what is out of range, by name
+    for name in ("temperature", "top_k", "top_p", "min_p"):
+        convert = kernel.integers if name == "top_k" else kernel.floats
+        given = getattr(shaping, name)
+        if name in numbers:
+            values[name], acts[name] = convert([given] * batch, target), given != getattr(Shaping, name)
+            continue
+        array = given if hasattr(given, "shape") else np.asarray(given)
+        if not kind_of(array).startswith(("int", "uint", "float", "bfloat")):
+            raise UsageError(f"{name} {given!r} is not a number")
+        if tuple(array.shape) not in ((), (batch,)):
+            raise UsageError(f"{name} has shape {tuple(array.shape)}; give one number, or one for each of {batch} rows")
+        values[name] = convert(array, target) if array.shape else convert([array.item()] * batch, target)
+        acts[name] = True
+        if kernel.known(values[name]):
+            distinct = set(values[name].tolist())
+            acts[name] = distinct != {getattr(Shaping, name)}
+            for value in distinct:
+                Sampler(**{name: value})
+    return replace(shaping, **values, cuts=(acts["top_k"], acts["top_p"], acts["min_p"]))

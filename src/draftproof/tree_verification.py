@@ -1,0 +1,131 @@
+"""The acceptance step for engines that draft trees: `verify_tree`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from draftproof.distribution import Distribution
+from draftproof.errors import UsageError, choice_error
+from draftproof.kernels.numpy import law_of_probs
+from draftproof.kernels.problem import SUM_TOLERANCE, kind_of
+from draftproof.noise import CounterNoise, Lane, Seed
+from draftproof.rules import KSequentialRule, RecursiveRule, TraversalRule, TreeMatchRule, TreeRule
+from draftproof.tree import ROOT, DraftTree, TreeVerdict, siblings
+from draftproof.types import as_tokens
+
+TREE_RULES: dict[str, type[TreeRule]] = {
+    rule.name: rule for rule in (TraversalRule, RecursiveRule, KSequentialRule, TreeMatchRule)
+}
+
+
+def verify_tree(
+    target_probs: Float[np.ndarray, "places vocab"],
+    draft_tokens: Int[np.ndarray, "node"],
+    parents: Int[np.ndarray, "node"],
+    draft_probs: Float[np.ndarray, "node vocab"] | None = None,
+    *,
+    uniforms: Float[np.ndarray, "places"] | None = None,
+    seed: Seed | None = None,
+    position: int = 0,
+    replacement: bool = True,
+    rule: str = "traversal",
+) -> TreeVerdict:
+    """Judges one drafted tree; several drafts of one place are a tree of depth 1.
+
+    Args:
+        target_probs: p, `[node+1, vocab]`: row 0 after the text, row v + 1 after the path to node v.
+        draft_tokens: `[node]`; parents before children, siblings in the order they were drawn.
+        parents: index of each node's parent, `[node]`; -1 for those that follow the text.
+        draft_probs: q, `[node, vocab]`: the law each token was drawn from; None for a deterministic tree.
+        uniforms: `[node+1]`: entry v is the coin of node v, the last one draws the final token. Under "match" entry
+            v + 1 draws the target's token after node v, entry 0 the first.
+        seed: instead of uniforms.
+        position: with a seed, the absolute position of the first drafted token.
+        replacement: False: siblings were drawn without replacement from one law; `draft_probs` holds that law for each
+            of them, and earlier siblings are taken out of it here.
+        rule: "traversal", "recursive", "kseq" (independent drafts only) or "match".
+
+    Returns:
+        The accepted nodes from the root down, and the token that follows them.
+
+    Raises:
+        UsageError: if an argument is wrong.
+        DraftError: if the drafts cannot have been drawn as said.
+        RowError: if a law that the rule needs is none.
+    """
+    if rule not in TREE_RULES:
+        raise choice_error("rule", rule, list(TREE_RULES))
+    p, tokens, above = np.asarray(target_probs), np.asarray(draft_tokens), np.asarray(parents)
+    for name, array in (("draft_tokens", tokens), ("parents", above)):
+        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+            raise UsageError(f"{name} has shape {array.shape} and dtype {array.dtype}; give integers [node]")
+    nodes = len(tokens)
+    if p.ndim != 2 or len(p) != nodes + 1:
+        raise UsageError(f"target_probs has shape {p.shape}; give [node+1, vocab] with {nodes + 1} rows")
+    vocab = p.shape[1]
+    if nodes and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:
+        raise UsageError(f"draft_tokens {tokens.tolist()} has ids outside the vocabulary 0..{vocab - 1}")
+    skeleton = DraftTree(as_tokens(tokens), above.astype(np.int32))
+    laws: list[Distribution] | None = None
+    if draft_probs is not None:
+        q = np.asarray(draft_probs)
+        if q.shape != (nodes, vocab):
+            raise UsageError(f"draft_probs has shape {q.shape}; give [node, vocab] = [{nodes}, {vocab}]")
+        laws = [law_of_probs(row, f"draft_probs[{node}]", _tolerance(q)) for node, row in enumerate(q)]
+        groups = [] if replacement else [group for node in range(ROOT, nodes) if (group := skeleton.children(node))]
+        for group in groups:
+            for node, law in zip(group, siblings(laws[group[0]], tokens[group].tolist()), strict=True):
+                laws[node] = law
+        for node, law in enumerate(laws):
+            if not law.prob(int(tokens[node])) > 0.0:
+                raise UsageError(f"draft token {int(tokens[node])} of node {node} has probability 0 under its own law")
+    tree = DraftTree(skeleton.tokens, skeleton.parents, laws)
+    return TREE_RULES[rule]().verify(_Rows(p), tree, _noise(uniforms, seed, nodes, rule), position)
+
+
+def _tolerance(rows: np.ndarray) -> float:
+    if kind_of(rows) not in SUM_TOLERANCE:
+        raise UsageError(f"probabilities of dtype {kind_of(rows)}; use one of: {', '.join(SUM_TOLERANCE)}")
+    return SUM_TOLERANCE[kind_of(rows)]
+
+
+class _Rows(Sequence[Distribution]):
+    """The target's laws, made when they are asked for."""
+
+    def __init__(self, rows: Float[np.ndarray, "places vocab"]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, i: Any) -> Any:
+        return law_of_probs(self._rows[i], f"target_probs[{i}]", _tolerance(self._rows))
+
+
+class _Uniforms:
+    """A noise that reads a tree's coins from an array."""
+
+    def __init__(self, uniforms: Float[np.ndarray, "places"], by_place: bool) -> None:
+        self._uniforms = uniforms
+        self._by_place = by_place
+
+    def uniform(self, start: int, offset: int, lane: Lane) -> float:
+        return float(self._uniforms[offset if lane is Lane.ACCEPT or self._by_place else -1])
+
+    def exponentials(self, position: int, ids: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+        raise NotImplementedError("no rule for trees races")
+
+
+def _noise(uniforms: Any, seed: Seed | None, nodes: int, rule: str) -> _Uniforms | CounterNoise:
+    if (uniforms is None) == (seed is None):
+        raise UsageError("give either uniforms or a seed")
+    if uniforms is None:
+        return CounterNoise(seed)
+    values = np.asarray(uniforms, dtype=np.float64)
+    if values.shape != (nodes + 1,) or not bool(((values >= 0.0) & (values < 1.0)).all()):
+        raise UsageError(f"uniforms {values!r} must be {nodes + 1} numbers in [0, 1): one a node and one more")
+    return _Uniforms(values, rule == "match")
