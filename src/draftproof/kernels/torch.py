@@ -23,7 +23,7 @@ from draftproof.kernels import torch_rows
 from draftproof.kernels.numpy import rows_of
 from draftproof.kernels.problem import Problem, Shaping
 from draftproof.kernels.rowwise import verify_rows
-from draftproof.sampling import GREEDY_TEMPERATURE
+from draftproof.sampling import GREEDY_TEMPERATURE, Sampler
 from draftproof.truncation import truncated_law
 
 Answer: TypeAlias = tuple[Tensor, Tensor, Tensor]
@@ -111,6 +111,7 @@ class _Workspace:
         self._chunk = min(places, max(2, CHUNK // vocab))
         *self._weights, self._scaled, self.left = _room(self._chunk, vocab, *types)
         self._holds = [(-1, 0, 0), (-1, 0, 0)]
+        self._sampler: tuple[int, Sampler] | None = None
 
     def target_law(self, row: int, place: int) -> Distribution:
         """Returns p; see `LawMaker`."""
@@ -151,7 +152,9 @@ class _Workspace:
         if greedy:
             return Distribution.one_hot(int(logits.argmax()))
         array = (logits.float() if logits.dtype == torch.bfloat16 else logits).numpy()
-        return truncated_law(array, top, shaping.sampler(row))
+        if self._sampler is None or self._sampler[0] != row:
+            self._sampler = row, shaping.sampler(row)  # of both sides: they are shaped alike
+        return truncated_law(array, top, self._sampler[1])
 
     def _fill(self, side: int, row: int, place: int) -> None:
         last = min(place + self._chunk, int(self._ends[side][row]))
