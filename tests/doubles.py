@@ -9,6 +9,7 @@ import numpy as np
 from draftproof.draft.base import Drafter, DraftSession, Proposal
 from draftproof.models.base import Model, Query, Rows, Session, Tokenizer
 from draftproof.models.toy import ToyModel, ToyTokenizer
+from draftproof.noise import Lane
 from draftproof.types import EMPTY_DRAFT, Draft, Tokens, Verdict, as_tokens
 
 
@@ -165,3 +166,16 @@ class _FailingSession(DraftSession):
 
     def end(self, slot: int, tokens: Tokens) -> None:
         self._maybe("end", tokens)
+
+
+class SameCoin:
+    """A noise of which every uniform has one value."""
+
+    def __init__(self, u: float) -> None:
+        self._u = u
+
+    def uniform(self, start: int, offset: int, lane: Lane) -> float:
+        return self._u
+
+    def exponentials(self, position: int, ids: np.ndarray) -> np.ndarray:
+        return np.ones(len(ids))

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from draftproof.distribution import Distribution
-from draftproof.noise import CounterNoise, Lane, Noise
+from draftproof.noise import CounterNoise, Noise
 from draftproof.rules import BlockRule, CoupledRule, Rule, TokenRule
 from draftproof.types import Draft, as_tokens
+from tests.doubles import SameCoin
 from tests.laws import (
     EXACT,
     Case,
@@ -75,19 +76,6 @@ def test_coins_beyond_the_cut_are_safe_when_keyed_by_the_blocks_start() -> None:
     assert rule_error(of_rule(BlockRule()), ORDINARY[0], blocks=2) < EXACT
 
 
-class _SameCoin:
-    """Every uniform has one value."""
-
-    def __init__(self, u: float) -> None:
-        self._u = u
-
-    def uniform(self, start: int, offset: int, lane: Lane) -> float:
-        return self._u
-
-    def exponentials(self, position: int, ids: np.ndarray) -> np.ndarray:
-        return np.ones(len(ids))
-
-
 def impossible_tokens(rule: Rule, vocab: int = 3) -> int:
     """Returns how often, over edge coins, laws and drafts, a rule emits a token that the target gives probability 0."""
     found = 0
@@ -98,7 +86,7 @@ def impossible_tokens(rule: Rule, vocab: int = 3) -> int:
                     verdict = rule.verify(
                         [Distribution(p), Distribution(p)],
                         Draft(as_tokens([x]), [Distribution(q)]),
-                        _SameCoin(u),
+                        SameCoin(u),
                         0,
                     )
                     emitted = [*[x][: verdict.accepted], verdict.token]

@@ -21,6 +21,7 @@ from draftproof.rules import (
 )
 from draftproof.tree import ROOT, DraftTree, TreeVerdict, siblings
 from draftproof.types import as_tokens
+from tests.doubles import SameCoin
 from tests.laws import EXACT, Case, emitted_law, losslessness_error, mean_length, of_rule
 from tests.strategies import EDGE_UNIFORMS, families, family, grid
 from tests.tree_laws import Shape, can_draw, drafted_trees, tree_law
@@ -209,17 +210,6 @@ def test_mutants_are_rejected(rule: TreeRule, replacement: bool, declared: bool)
     assert max(errors) > 1e-3
 
 
-class _SameCoin:
-    def __init__(self, u: float) -> None:
-        self._u = u
-
-    def uniform(self, start: int, offset: int, lane: Lane) -> float:
-        return self._u
-
-    def exponentials(self, position: int, ids: np.ndarray) -> np.ndarray:
-        return np.ones(len(ids))
-
-
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("u", EDGE_UNIFORMS)
 def test_no_coin_emits_the_impossible(rule: type[TreeRule], u: float) -> None:
@@ -229,7 +219,7 @@ def test_no_coin_emits_the_impossible(rule: type[TreeRule], u: float) -> None:
             for x in np.flatnonzero(q).tolist():
                 for y in np.flatnonzero(q).tolist():
                     tree = DraftTree(as_tokens([x, y]), as_tokens([ROOT, ROOT]), [law, law])
-                    verdict = rule().verify([Distribution(p)] * 3, tree, _SameCoin(u), 0)
+                    verdict = rule().verify([Distribution(p)] * 3, tree, SameCoin(u), 0)
                     emitted = [*(int(tree.tokens[node]) for node in verdict.path), verdict.token]
                     assert all(p[token] > 0.0 for token in emitted)
 

@@ -42,6 +42,11 @@ def integers(values: Any, like: np.ndarray) -> Int[np.ndarray, "..."]:
     return np.asarray(values).astype(np.int64)
 
 
+def full(value: float, like: np.ndarray) -> np.ndarray:
+    """Returns a number for each row of a batch."""
+    return np.full(len(like), value)
+
+
 def known(array: np.ndarray) -> bool:
     """Returns whether looking at the values costs no wait for a device: always."""
     return True

@@ -83,6 +83,9 @@ class Kernel(Protocol):
     def integers(self, values: Array, like: Array) -> Array:
         """Returns numbers as int64 beside another array."""
 
+    def full(self, value: float, like: Array) -> Array:
+        """Returns a number for each row of a batch, `[batch]`: float64, or int64 if it is an integer."""
+
     def known(self, array: Array) -> bool:
         """Returns whether looking at an array's values costs no wait for a device."""
 
@@ -155,7 +158,7 @@ def _shape(name: str, array: Array, expected: tuple[int, ...], alone: bool) -> N
 def _lengths(kernel: Kernel, num_draft: Array | None, target: Array, alone: bool) -> Array:
     batch, rows, _ = target.shape
     if num_draft is None:
-        return kernel.integers([rows - 1] * batch, target)
+        return kernel.full(rows - 1, target)
     given = num_draft if hasattr(num_draft, "shape") else np.asarray(num_draft)
     if given.ndim == 0 and alone:
         given = given[None]
@@ -195,7 +198,9 @@ def _coins(
                 "uniforms holds a value outside [0, 1), or NaN; draw them with random(), not from 0..1 incl."
             )
         # The last column draws the final token, wherever the draft is cut; under "match" each column draws its own.
-        return values[:, : rows - 1], values if rule == "match" else values[:, [rows - 1] * rows]
+        last = values[:, rows - 1 :]
+        repeated = np.repeat(last, rows, axis=1) if isinstance(last, np.ndarray) else last.expand(batch, rows)
+        return values[:, : rows - 1], values if rule == "match" else repeated
     if positions is None:
         raise UsageError("a seed needs positions: the absolute position of each row's first draft token")
     starts = np.broadcast_to(np.asarray(positions), (batch,)) if np.ndim(positions) == 0 else np.asarray(positions)
@@ -224,14 +229,14 @@ def _shaping(kernel: Kernel, shaping: Shaping, target: Array) -> Shaping:
         convert = kernel.integers if name == "top_k" else kernel.floats
         given = getattr(shaping, name)
         if name in numbers:
-            values[name], acts[name] = convert([given] * batch, target), given != getattr(Shaping, name)
+            values[name], acts[name] = kernel.full(given, target), given != getattr(Shaping, name)
             continue
         array = given if hasattr(given, "shape") else np.asarray(given)
         if not kind_of(array).startswith(("int", "uint", "float", "bfloat")):
             raise UsageError(f"{name} {given!r} is not a number")
         if tuple(array.shape) not in ((), (batch,)):
             raise UsageError(f"{name} has shape {tuple(array.shape)}; give one number, or one for each of {batch} rows")
-        values[name] = convert(array, target) if array.shape else convert([array.item()] * batch, target)
+        values[name] = convert(array, target) if array.shape else kernel.full(array.item(), target)
         acts[name] = True
         if kernel.known(values[name]):
             distinct = set(values[name].tolist())

@@ -62,6 +62,14 @@ def integers(values: Any, like: Tensor) -> Any:
     return torch.as_tensor(values).to(device=like.device, dtype=torch.int64)
 
 
+def full(value: float, like: Tensor) -> Any:
+    """Returns a number for each row of a batch; made where it is needed, so that no device waits for the host."""
+    if known(like):
+        return np.full(len(like), value)
+    dtype = torch.int64 if isinstance(value, int) else torch.float64
+    return torch.full((len(like),), value, dtype=dtype, device=like.device)
+
+
 def known(array: Any) -> bool:
     """Returns whether looking at the values costs no wait for a device."""
     return not isinstance(array, Tensor) or (array.device.type == "cpu" and not torch.compiler.is_compiling())
