@@ -7,12 +7,13 @@ import draftproof as dp
 BATCH, DRAFT, VOCAB = 3, 4, 1000
 generator = torch.Generator().manual_seed(0)
 target_logits = 3 * torch.randn(BATCH, DRAFT + 1, VOCAB, generator=generator)
-draft_logits = target_logits[:, :DRAFT] + torch.randn(BATCH, DRAFT, VOCAB, generator=generator)
+draft_logits = target_logits[:, :DRAFT] + 0.3 * torch.randn(BATCH, DRAFT, VOCAB, generator=generator)
 temperature = torch.tensor([0.0, 0.7, 1.0])  # the first request is greedy
 
-# The drafter samples from its logits shaped as the target's will be.
-tokens = (draft_logits / temperature.clamp(min=1e-4)[:, None, None]).softmax(-1)
-tokens = torch.multinomial(tokens.flatten(0, 1), 1, generator=generator).view(BATCH, DRAFT)
+# The drafter samples from its logits shaped as the target's will be; at temperature 0 that is the largest one.
+laws = (draft_logits / temperature.clamp(min=0.1)[:, None, None]).softmax(-1)
+tokens = torch.multinomial(laws.flatten(0, 1), 1, generator=generator).view(BATCH, DRAFT)
+tokens[0] = draft_logits[0].argmax(-1)
 
 result = dp.verify_logits(
     target_logits,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import permutations, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,8 +160,25 @@ def test_k_sequential_keeps_its_promise() -> None:
             assert dp.draft_acceptance(p, q, n, "kseq") >= (1 - 1 / np.e) * best - 1e-12
 
 
-def test_wrong_arguments_are_refused_by_name() -> None:
+def test_wrong_arguments_are_refused_by_name(unchecked: None) -> None:
     p, q = laws(PAIRS[0])
+    number: Any = 0.5
+    with pytest.raises(UsageError, match="no Distribution"):
+        dp.expected_tokens([number, number], q, draft_length=2)
+    with pytest.raises(UsageError, match="no Distribution"):
+        dp.optimal_acceptance(p, number, 2)
+    with pytest.raises(UsageError, match="None is no law"):
+        dp.joint_overlap_bound(None, q, draft_length=1)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="draft_length -1"):
+        dp.joint_overlap_bound(p, q, draft_length=-1)
+    with pytest.raises(UsageError, match="too many texts"):
+        dp.joint_overlap_bound(p, q, draft_length=18)
+    with pytest.raises(UsageError, match='method="sample"'):
+        dp.block_optimum(p, q, draft_length=14)
+    with pytest.raises(UsageError, match="num_drafts 1000000000 must lie in"):
+        dp.draft_acceptance(p, q, 10**9)
+    with pytest.raises(UsageError, match="draft_length 2000 exceeds 256"):
+        dp.expected_tokens(p, q, draft_length=2000)
     with pytest.raises(UsageError, match="draft_length -1"):
         dp.expected_tokens(p, q, draft_length=-1)
     with pytest.raises(UsageError, match="'guess'"):

@@ -55,9 +55,15 @@ def test_a_trees_uniforms_are_read_by_node() -> None:
         ({"parents": np.array([-1, -1, 2])}, "node 2 has parent 2"),
         ({"parents": np.array([-1, -1])}, "2 parents"),
         ({"draft_probs": Q_TREE[:2]}, "draft_probs has shape"),
-        ({"draft_probs": np.array([[0.0, 0.5, 0.5]] * 3)}, "node 0 has probability 0"),
         ({"uniforms": np.zeros(3)}, "must be 4 numbers"),
         ({"uniforms": None}, "either uniforms or a seed"),
+        ({"uniforms": "abc"}, "uniforms 'abc' has dtype"),
+        ({"parents": np.array([2**32 - 1, -1, 0])}, "node 0 has parent 4294967295"),
+        ({"position": 5}, "position 5 belongs to a seed"),
+        ({"uniforms": None, "seed": 1, "position": 2**63}, "position 9223372036854775808"),
+        ({"uniforms": None, "seed": 1, "position": 1.5}, "position 1.5 is not an integer"),
+        ({"replacement": "no"}, "replacement 'no'"),
+        ({"rule": ["match"]}, "is unknown"),
     ],
 )
 def test_a_wrong_tree_is_refused_by_name(unchecked: None, change: dict[str, Any], said: str) -> None:
@@ -77,4 +83,24 @@ def test_a_tree_with_a_broken_law_or_impossible_siblings() -> None:
     with pytest.raises(DraftError, match="without replacement"):
         dp.verify_tree(
             P_TREE[:3], np.array([0, 0]), np.array([-1, -1]), Q_TREE[:2], uniforms=np.full(3, 0.5), replacement=False
+        )
+    with pytest.raises(DraftError, match="node 0 has probability 0"):
+        dp.verify_tree(P_TREE[:2], [0], [-1], np.array([[0.0, 0.5, 0.5]]), uniforms=[0.5, 0.5])
+
+
+def test_tensors_lists_and_an_empty_tree_are_taken() -> None:
+    import torch
+
+    found = dp.verify_tree(
+        torch.tensor(P_TREE, requires_grad=True), [0, 1, 1], [-1, -1, 0], torch.tensor(Q_TREE), uniforms=[0.5] * 4
+    )
+    assert found == dp.verify_tree(P_TREE, np.array([0, 1, 1]), np.array([-1, -1, 0]), Q_TREE, uniforms=np.full(4, 0.5))
+    assert dp.verify_tree(P_TREE[:1], [], [], uniforms=[0.05]).token == 0
+
+
+def test_a_tree_too_deep_to_traverse_is_refused() -> None:
+    depth = 3000
+    with pytest.raises(DraftError, match="3000 nodes is too deep"):
+        dp.verify_tree(
+            np.full((depth + 1, 2), 0.5), [0] * depth, np.arange(depth) - 1, np.full((depth, 2), 0.5), seed=1
         )

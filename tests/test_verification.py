@@ -311,7 +311,7 @@ def test_a_seed_draws_what_the_engines_rule_draws(rule: str, impl: tuple[str, Ca
 
 def test_one_seed_for_all_rows_and_one_row_alone() -> None:
     batch = Batch(4, 2, 5, 10)
-    together = dp.verify(batch.p, batch.x, batch.q, seed=(3, 1), positions=12)
+    together = dp.verify(batch.p, batch.x, batch.q, seed=(3, 1), positions=[10, 11, 12, 13])
     alone = dp.verify(batch.p[2], batch.x[2], batch.q[2], seed=(3, 1), positions=12)
     assert alone.tokens.tolist() == together.tokens[2].tolist()
     assert alone.tokens.shape == (3,)
@@ -463,12 +463,22 @@ GOOD: dict[str, Any] = {
         ({"seed": 1}, "either uniforms or a seed"),
         ({"positions": 4}, "positions belong to a seed"),
         ({"uniforms": None, "seed": 1}, "a seed needs positions"),
-        ({"uniforms": None, "seed": [1, 2, 3], "positions": 0}, "seed has 3 entries for 2 rows"),
+        ({"uniforms": None, "seed": [1, 2, 3], "positions": 0}, r"seed \[1, 2, 3\] has 3 entries for 2 rows"),
         ({"uniforms": None, "seed": 1, "positions": [1, 2, 3]}, "positions .* must be one integer"),
         ({"uniforms": None, "seed": 0.5, "positions": 0}, "seed 0.5 is not an integer"),
         ({"num_draft": [1, 3]}, r"num_draft \[1, 3\] must lie in 0..2"),
         ({"num_draft": [1]}, "num_draft .* one for each of 2 rows"),
-        ({"num_draft": [0.5, 1.0]}, "num_draft .* must be integers"),
+        ({"num_draft": [[1], [1, 2]]}, "num_draft .* is no array"),
+        ({"target_probs": None}, "target_probs is None"),
+        ({"draft_tokens": None}, "draft_tokens is None"),
+        ({"target_probs": 1.0}, r"target_probs has shape \(\)"),
+        ({"uniforms": np.zeros((2, 3), dtype=int)}, "uniforms has dtype int64"),
+        ({"uniforms": np.full((2, 3), 0.5 + 1j)}, "(?s)uniforms .* has dtype complex128"),
+        ({"uniforms": None, "seed": [None, None], "positions": 0}, r"seed \[None, None\]"),
+        ({"uniforms": None, "seed": True, "positions": 0}, "seed True is not"),
+        ({"uniforms": None, "seed": 3, "positions": 5}, "seed 3 with position 5 comes twice"),
+        ({"uniforms": None, "seed": [1, 2], "positions": 2**63}, "positions .* below"),
+        ({"num_draft": [0.5, 1.0]}, "num_draft .* must be one integer"),
         ({"rule": "blok"}, "rule 'blok' is unknown; use one of: token, block, match"),
         ({"impl": "triton"}, "impl 'triton' is unknown"),
         ({"impl": "torch"}, "takes tensors"),
@@ -489,8 +499,11 @@ def test_wrong_arguments_are_refused_by_name(unchecked: None, change: dict[str, 
         ({"top_p": 0.0}, "top_p 0.0"),
         ({"top_k": -1}, "top_k -1"),
         ({"min_p": np.array([0.5] * 3)}, "min_p has shape"),
-        ({"temperature": "hot"}, "temperature 'hot' is not a number"),
+        ({"temperature": "hot"}, "temperature 'hot' has dtype"),
         ({"precision": "half"}, "precision 'half'"),
+        ({"top_k": [2.9, 2.9]}, "top_k .* is not an integer"),
+        ({"top_k": True}, "top_k True is not an integer"),
+        ({"min_p": [[0.1], [0.1, 0.2]]}, "min_p .* is no array"),
         ({"draft_probs": GOOD["draft_probs"]}, "draft_logits and draft_probs"),
     ],
 )
@@ -498,6 +511,29 @@ def test_wrong_options_are_refused_by_name(unchecked: None, change: dict[str, An
     given = {"target_logits": GOOD["target_probs"], "draft_logits": GOOD["draft_probs"]}
     with pytest.raises(UsageError, match=said):
         dp.verify_logits(**given, draft_tokens=GOOD["draft_tokens"], uniforms=GOOD["uniforms"], **change)
+
+
+def test_large_logits_keep_what_tells_them_apart(impl: tuple[str, Callable[[Any], Any]]) -> None:
+    _, convert = impl
+    logits = np.tile(1e8 + np.array([0.0, 1.0, 2.0]), (400, 1, 1))
+    uniforms = ((np.arange(400) + 0.5) / 400)[:, None]
+    found = dp.verify_logits(convert(logits), convert(np.zeros((400, 0), dtype=int)), uniforms=convert(uniforms))
+    counts = np.bincount(as_numpy(found.tokens)[:, 0], minlength=3)
+    assert counts.tolist() == pytest.approx([36.0, 97.9, 266.1], abs=1.1)
+
+
+def test_options_may_be_any_tensor() -> None:
+    batch = Batch(4, 2, 5, 14)
+    uniforms = torch.as_tensor(batch.uniforms).to(torch.bfloat16).clamp(max=0.99)
+    logits = torch.log(torch.as_tensor(batch.p) + 1e-9)
+    one = dp.verify_logits(logits, torch.as_tensor(batch.x), uniforms=uniforms, temperature=0.5, num_draft=2)
+    two = dp.verify_logits(
+        logits, torch.as_tensor(batch.x), uniforms=uniforms, num_draft=torch.tensor([2, 2, 2, 2]),
+        temperature=torch.full((4,), 0.5, dtype=torch.bfloat16, requires_grad=True),
+    )  # fmt: skip
+    assert torch.equal(one.tokens, two.tokens)
+    with pytest.raises(UsageError, match="target_logits is on meta"):
+        dp.verify_logits(*(torch.empty(2, 3, 4, device="meta"), torch.zeros(2, 2)), uniforms=torch.zeros(2, 3))
 
 
 def test_a_missing_library_names_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:

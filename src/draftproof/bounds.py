@@ -26,6 +26,15 @@ LawsByText: TypeAlias = Distribution | Sequence[Distribution] | Callable[[Text],
 MOST_PREFIXES = 200_000
 """So many prefixes are enumerated; beyond, `expected_tokens` samples."""
 
+MOST_ASKED_FOR = 2_000_000
+"""So many are enumerated where enumeration is asked for, or is the only way."""
+
+MOST_DRAFTS = 1000
+"""Most drafts of one place that are considered."""
+
+LONGEST = 256
+"""Longest draft that is considered."""
+
 MOST_SUBSETS_OF = 16
 """Largest support for which all subsets are tried."""
 
@@ -74,13 +83,20 @@ def expected_tokens(
     """
     if whole("draft_length", draft_length) < 0 or whole("draws", draws) < 2:
         raise UsageError(f"draft_length {draft_length} and draws {draws} must be at least 0 and 2")
+    if draft_length > LONGEST:
+        raise UsageError(f"draft_length {draft_length} exceeds {LONGEST}, beyond which nothing changes")
     if method not in ("auto", "enumerate", "sample"):
         raise choice_error("method", method, ["auto", "enumerate", "sample"])
     judged = load_rule(rule)
     formula = _FORMULAS.get(type(judged))
     if formula is None and method == "enumerate":
         raise UsageError(f'rule {judged.name!r} has no formula to enumerate; use method="sample"')
-    if formula is not None and (method == "enumerate" or (method == "auto" and _few(q, draft_length))):
+    if method == "enumerate" and not _few(q, draft_length, MOST_ASKED_FOR):
+        raise UsageError(
+            f"draft_length {draft_length} means more than {MOST_ASKED_FOR} prefixes; use expected_tokens with "
+            'method="sample"'
+        )
+    if formula is not None and (method == "enumerate" or (method == "auto" and _few(q, draft_length, MOST_PREFIXES))):
         total = 1.0 + _tail(_by_text(p), _by_text(q), formula, draft_length, (), 1.0, 1.0)
         return Estimate(total, total, total, exact=True)
     return _sampled(_by_text(p), _by_text(q), judged, draft_length, draws, seed)
@@ -99,6 +115,8 @@ def joint_overlap_bound(p: LawsByText, q: LawsByText, *, draft_length: int) -> f
 
     All texts that both models can give are enumerated.
     """
+    if not 0 <= whole("draft_length", draft_length) <= LONGEST:
+        raise UsageError(f"draft_length {draft_length} must lie in 0..{LONGEST}")
     target, drafter = _by_text(p), _by_text(q)
     level: dict[Text, tuple[float, float]] = {(): (1.0, 1.0)}
     total = 1.0
@@ -110,6 +128,8 @@ def joint_overlap_bound(p: LawsByText, q: LawsByText, *, draft_length: int) -> f
                 if law.prob(x) > 0.0 and draft.prob(x) > 0.0:
                     grown[(*text, x)] = a * law.prob(x), b * draft.prob(x)
         level = grown
+        if len(level) > MOST_ASKED_FOR // 10:
+            raise UsageError(f"draft_length {draft_length} means too many texts to enumerate; use a shorter draft")
         total += math.fsum(min(a, b) for a, b in level.values())
     return total
 
@@ -141,7 +161,9 @@ def draft_acceptance(
     Raises:
         UsageError: if an argument is wrong.
     """
-    _check_drafts(q, num_drafts, replacement)
+    num_drafts = _check_drafts(p, q, num_drafts, replacement)
+    if not replacement and num_drafts * math.log(len(q)) > math.log(MOST_ASKED_FOR):
+        raise UsageError(f"num_drafts {num_drafts} without replacement from {len(q)} ids is too much to enumerate")
     if rule == "recursive":
         return _with_replacement(p, q, num_drafts) if replacement else _without_replacement(p, q, num_drafts)
     if rule == "kseq":
@@ -165,7 +187,7 @@ def optimal_acceptance(p: Distribution, q: Distribution, num_drafts: int, *, rep
     Raises:
         UsageError: if an argument is wrong, or drafts without replacement come from a support of more than 16 ids.
     """
-    _check_drafts(q, num_drafts, replacement)
+    num_drafts = _check_drafts(p, q, num_drafts, replacement)
     ids: Int[np.ndarray, "n"] = np.union1d(p.support(), q.support())
     target, drafted = p.prob_of(ids), q.prob_of(ids)
     if replacement:
@@ -188,21 +210,30 @@ def _by_text(laws: LawsByText) -> Callable[[Text], Distribution]:
     if isinstance(laws, Distribution):
         return lambda text: laws
     if callable(laws):
-        return laws
-    listed = list(laws)
+        return lambda text: _law("law after a prefix", laws(text))
+    if not isinstance(laws, Sequence) or isinstance(laws, str):
+        raise UsageError(
+            f"{laws!r} is no law; give a Distribution, a list of them, or a function of the drafted prefix"
+        )
 
     def at_place(text: Text) -> Distribution:
-        if len(text) >= len(listed):
-            raise UsageError(f"{len(listed)} laws do not reach place {len(text)}; give one for each drafted place")
-        return listed[len(text)]
+        if len(text) >= len(laws):
+            raise UsageError(f"{len(laws)} laws do not reach place {len(text)}; give one for each drafted place")
+        return _law(f"law {len(text)}", laws[len(text)])
 
     return at_place
 
 
-def _few(q: LawsByText, length: int) -> bool:
+def _law(name: str, law: object) -> Distribution:
+    if not isinstance(law, Distribution):
+        raise UsageError(f"{name} is {law!r}, no Distribution; write Distribution(np.array([0.5, 0.5]))")
+    return law
+
+
+def _few(q: LawsByText, length: int, most: int) -> bool:
     # Only the first law is known without walking: its support stands for the others'.
     width = len(_by_text(q)(())) if length else 1
-    return float(width) ** length <= MOST_PREFIXES
+    return length * math.log(width) <= math.log(most)
 
 
 Formula: TypeAlias = Callable[
@@ -300,13 +331,17 @@ def _sampled(
     return Estimate(mean, mean - spread, mean + spread, exact=False)
 
 
-def _check_drafts(q: Distribution, num_drafts: int, replacement: bool) -> None:
-    if whole("num_drafts", num_drafts) < 1:
-        raise UsageError(f"num_drafts {num_drafts} is not positive; use 1 or more")
-    if not replacement and num_drafts > int((q.probs > 0.0).sum()):
-        raise UsageError(
-            f"num_drafts {num_drafts} without replacement exceeds the {int((q.probs > 0.0).sum())} ids of q"
-        )
+def _check_drafts(p: object, q: object, num_drafts: int, replacement: bool) -> int:
+    _law("p", p)
+    possible = int((_law("q", q).probs > 0.0).sum())
+    count = whole("num_drafts", num_drafts)
+    if not 1 <= count <= MOST_DRAFTS:
+        raise UsageError(f"num_drafts {num_drafts} must lie in 1..{MOST_DRAFTS}")
+    if not isinstance(replacement, bool):
+        raise UsageError(f"replacement {replacement!r} is neither True nor False")
+    if not replacement and count > possible:
+        raise UsageError(f"num_drafts {num_drafts} without replacement exceeds the {possible} ids that q can give")
+    return count
 
 
 def _with_replacement(p: Distribution, q: Distribution, n: int) -> float:

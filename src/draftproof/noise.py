@@ -66,6 +66,8 @@ class CounterNoise:
             self.seed: Seed = tuple(map(index, given)) if isinstance(given, tuple) else index(given)
         except TypeError:
             raise UsageError(f"seed {seed!r} is not an integer or a tuple of integers") from None
+        if isinstance(given, bool):
+            raise UsageError(f"seed {seed!r} is not an integer or a tuple of integers")
         digits = ",".join(f"{part:x}" for part in (self.seed if isinstance(self.seed, tuple) else (self.seed,)))
         self._key = hashlib.blake2b(digits.encode(), digest_size=32).digest()
 

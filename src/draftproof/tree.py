@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from draftproof.distribution import Distribution, LawSequence
-from draftproof.errors import DraftError, UsageError
+from draftproof.errors import DraftError, UsageError, whole
 
 ROOT = -1
 """The parent of a tree's first nodes: the committed text."""
@@ -34,6 +34,11 @@ class DraftTree:
     laws: LawSequence | None = None
 
     def __post_init__(self) -> None:
+        for name in ("tokens", "parents"):
+            array = np.asarray(getattr(self, name))
+            if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+                raise UsageError(f"{name} {getattr(self, name)!r} must be a list of integers, one a node")
+            object.__setattr__(self, name, array)
         if len(self.parents) != len(self.tokens) or (self.laws is not None and len(self.laws) != len(self.tokens)):
             raise UsageError(
                 f"a tree of {len(self.tokens)} tokens has {len(self.parents)} parents"
@@ -82,7 +87,7 @@ def siblings(q: Distribution, tokens: Sequence[int]) -> list[Distribution]:
     """
     laws: list[Distribution] = []
     left: Distribution | None = q
-    for token in map(int, tokens):
+    for token in (whole("token", each) for each in tokens):
         if left is None or not left.prob(token) > 0.0:
             raise DraftError(f"tokens {list(tokens)} cannot be drawn without replacement: none of {token} is left")
         laws.append(left)

@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from draftproof.distribution import Distribution
-from draftproof.errors import UsageError, choice_error
+from draftproof.errors import DraftError, UsageError, choice_error, whole
 from draftproof.kernels.numpy import law_of_probs
-from draftproof.kernels.problem import SUM_TOLERANCE, kind_of
+from draftproof.kernels.problem import LAST_POSITION, SUM_TOLERANCE, Array, host, kind_of
 from draftproof.noise import CounterNoise, Lane, Seed
 from draftproof.rules import KSequentialRule, RecursiveRule, TraversalRule, TreeMatchRule, TreeRule
 from draftproof.tree import ROOT, DraftTree, TreeVerdict, siblings
@@ -23,18 +23,20 @@ TREE_RULES: dict[str, type[TreeRule]] = {
 
 
 def verify_tree(
-    target_probs: Float[np.ndarray, "places vocab"],
-    draft_tokens: Int[np.ndarray, "node"],
-    parents: Int[np.ndarray, "node"],
-    draft_probs: Float[np.ndarray, "node vocab"] | None = None,
+    target_probs: Array,
+    draft_tokens: Array,
+    parents: Array,
+    draft_probs: Array | None = None,
     *,
-    uniforms: Float[np.ndarray, "places"] | None = None,
+    uniforms: Array | None = None,
     seed: Seed | None = None,
     position: int = 0,
     replacement: bool = True,
     rule: str = "traversal",
 ) -> TreeVerdict:
     """Judges one drafted tree; several drafts of one place are a tree of depth 1.
+
+    Arguments are arrays, lists or tensors on a CPU.
 
     Args:
         target_probs: p, `[node+1, vocab]`: row 0 after the text, row v + 1 after the path to node v.
@@ -57,22 +59,24 @@ def verify_tree(
         DraftError: if the drafts cannot have been drawn as said.
         RowError: if a law that the rule needs is none.
     """
-    if rule not in TREE_RULES:
+    if not isinstance(rule, str) or rule not in TREE_RULES:
         raise choice_error("rule", rule, list(TREE_RULES))
-    p, tokens, above = np.asarray(target_probs), np.asarray(draft_tokens), np.asarray(parents)
+    if not isinstance(replacement, bool):
+        raise UsageError(f"replacement {replacement!r} is neither True nor False")
+    p, tokens, above = host("target_probs", target_probs), host("draft_tokens", draft_tokens), host("parents", parents)
     for name, array in (("draft_tokens", tokens), ("parents", above)):
-        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise UsageError(f"{name} has shape {array.shape} and dtype {array.dtype}; give integers [node]")
     nodes = len(tokens)
-    if p.ndim != 2 or len(p) != nodes + 1:
+    if p.ndim != 2 or len(p) != nodes + 1 or p.shape[1] < 1:
         raise UsageError(f"target_probs has shape {p.shape}; give [node+1, vocab] with {nodes + 1} rows")
     vocab = p.shape[1]
     if nodes and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:
         raise UsageError(f"draft_tokens {tokens.tolist()} has ids outside the vocabulary 0..{vocab - 1}")
-    skeleton = DraftTree(as_tokens(tokens), above.astype(np.int32))
+    skeleton = DraftTree(as_tokens(tokens), above if above.size else as_tokens(above))
     laws: list[Distribution] | None = None
-    if draft_probs is not None:
-        q = np.asarray(draft_probs)
+    if draft_probs is not None and rule != TreeMatchRule.name:  # which needs no law of the drafts
+        q = host("draft_probs", draft_probs)
         if q.shape != (nodes, vocab):
             raise UsageError(f"draft_probs has shape {q.shape}; give [node, vocab] = [{nodes}, {vocab}]")
         laws = [law_of_probs(row, f"draft_probs[{node}]", _tolerance(q)) for node, row in enumerate(q)]
@@ -82,9 +86,13 @@ def verify_tree(
                 laws[node] = law
         for node, law in enumerate(laws):
             if not law.prob(int(tokens[node])) > 0.0:
-                raise UsageError(f"draft token {int(tokens[node])} of node {node} has probability 0 under its own law")
+                raise DraftError(f"draft token {int(tokens[node])} of node {node} has probability 0 under its own law")
     tree = DraftTree(skeleton.tokens, skeleton.parents, laws)
-    return TREE_RULES[rule]().verify(_Rows(p), tree, _noise(uniforms, seed, nodes, rule), position)
+    if uniforms is not None and whole("position", position) != 0:
+        raise UsageError(f"position {position} belongs to a seed; leave it out beside uniforms")
+    if abs(whole("position", position)) > LAST_POSITION:
+        raise UsageError(f"position {position} must be an integer below 2**62")
+    return TREE_RULES[rule]().verify(_Rows(p), tree, _noise(uniforms, seed, nodes, rule), whole("position", position))
 
 
 def _tolerance(rows: np.ndarray) -> float:
@@ -125,7 +133,7 @@ def _noise(uniforms: Any, seed: Seed | None, nodes: int, rule: str) -> _Uniforms
         raise UsageError("give either uniforms or a seed")
     if uniforms is None:
         return CounterNoise(seed)
-    values = np.asarray(uniforms, dtype=np.float64)
-    if values.shape != (nodes + 1,) or not bool(((values >= 0.0) & (values < 1.0)).all()):
+    values = host("uniforms", uniforms)
+    if values.dtype.kind != "f" or values.shape != (nodes + 1,) or not bool(((values >= 0.0) & (values < 1.0)).all()):
         raise UsageError(f"uniforms {values!r} must be {nodes + 1} numbers in [0, 1): one a node and one more")
     return _Uniforms(values, rule == "match")

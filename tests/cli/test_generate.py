@@ -65,7 +65,12 @@ def test_json_is_one_object_with_everything() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [[], ["--temperature", "1"], ["--temperature", "1", "--drafter", "model:toy:pair-draft"]]
+    "options",
+    [
+        [],
+        ["--temperature", "1"],
+        ["--temperature", "1", "--drafter", "model:toy:pair-draft", "--num-draft-tokens", "3"],
+    ],
 )
 def test_compare_prints_a_ratio_and_whether_the_texts_agree(options: list[str]) -> None:
     result = toy("abcabc", "--max-tokens", "30", "--compare", *options)

@@ -3,43 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from draftproof.distribution import Distribution
-from draftproof.errors import DraftError, RowError, UsageError
-from draftproof.kernels.problem import Problem, Shaping
+from draftproof.errors import DraftError, RowError
+from draftproof.kernels.problem import Problem, Shaping, host, rows_of
 from draftproof.kernels.rowwise import LawMaker, judge, verify_rows
 from draftproof.types import NO_TOKENS
 
 
 def take(given: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Returns the arguments as NumPy arrays; tensors on a CPU are looked at where they lie."""
-    taken: dict[str, np.ndarray] = {}
-    for name, value in given.items():
-        if type(value).__module__.partition(".")[0] == "torch":
-            if value.device.type != "cpu":
-                raise UsageError(f'{name} is on device {value.device}; use impl="torch", or move it to the CPU')
-            value = value.detach()
-            value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
-        try:
-            taken[name] = np.asarray(value)
-        except ValueError as error:
-            raise UsageError(f"{name} is no array ({error}); give numbers of one shape") from error
-    return taken
+    return {name: host(name, value) for name, value in given.items()}
 
 
 def floats(values: Any, like: np.ndarray) -> Float[np.ndarray, "..."]:
     """Returns numbers as float64."""
-    return np.asarray(values).astype(np.float64)
+    return host("options", values).astype(np.float64)
 
 
 def integers(values: Any, like: np.ndarray) -> Int[np.ndarray, "..."]:
     """Returns numbers as int64."""
-    return np.asarray(values).astype(np.int64)
+    return host("options", values).astype(np.int64)
 
 
 def full(value: float, like: np.ndarray) -> np.ndarray:
@@ -57,19 +45,6 @@ def on_host(problem: Problem, row: int) -> Problem:
     return rows_of(problem, row, row + 1)
 
 
-def rows_of(problem: Problem, first: int, last: int) -> Problem:
-    """Returns the part of a problem that is some rows of its batch; works on arrays of either kind."""
-
-    def part(shaping: Shaping | None) -> Shaping | None:
-        names = ("temperature", "top_k", "top_p", "min_p")
-        return None if shaping is None else replace(shaping, **{n: getattr(shaping, n)[first:last] for n in names})
-
-    arrays = {n: getattr(problem, n)[first:last] for n in ("target", "tokens", "accept", "final", "lengths")}
-    draft = None if problem.draft is None else problem.draft[first:last]
-    shaping, draft_shaping = part(problem.shaping), part(problem.draft_shaping)
-    return replace(problem, **arrays, draft=draft, shaping=shaping, draft_shaping=draft_shaping)
-
-
 def verify(
     problem: Problem,
 ) -> tuple[Int[np.ndarray, "batch"], Int[np.ndarray, "batch places"], Bool[np.ndarray, "batch"]]:
@@ -83,7 +58,7 @@ def fault(problem: Problem) -> str:
         judge(problem, 0, *_makers(problem))
     except (RowError, DraftError) as error:
         return str(error)
-    return "its laws are none"
+    return 'in this precision a law is none, or gives a draft token probability 0; try precision="float64"'
 
 
 def _makers(problem: Problem) -> tuple[LawMaker, LawMaker | None]:
@@ -100,7 +75,14 @@ def _maker(
     if shaping is None:
         return lambda row, place: law_of_probs(rows[row, place], f"{name} {place}", tolerance)
     samplers = [shaping.sampler(row).bind(0, (), rows.shape[2]) for row in range(len(rows))]
-    return lambda row, place: samplers[row].law(NO_TOKENS, rows[row, place])
+
+    def law(row: int, place: int) -> Distribution:
+        try:
+            return samplers[row].law(NO_TOKENS, rows[row, place])
+        except RowError:
+            raise RowError(f"{name} {place} of logits is no law: NaN, +inf, or all -inf; check the model") from None
+
+    return law
 
 
 def law_of_probs(row: Float[np.ndarray, "vocab"], name: str, tolerance: float) -> Distribution:
@@ -110,7 +92,8 @@ def law_of_probs(row: Float[np.ndarray, "vocab"], name: str, tolerance: float) -
         RowError: if it is none: negative, NaN, or with a sum that rounding cannot explain.
     """
     weights = row.astype(np.float64)
-    total, least = float(weights.sum()), float(weights.min())
+    with np.errstate(over="ignore", invalid="ignore"):
+        total, least = float(weights.sum()), float(weights.min())
     if not least >= 0.0 or not abs(total - 1.0) <= tolerance:
         raise RowError(f"{name} is no law: its sum is {total:.6g}, its least entry {least:.3g}; give probabilities")
     return Distribution.normalised(weights / total)

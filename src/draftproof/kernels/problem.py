@@ -15,6 +15,8 @@ from draftproof.sampling import Sampler
 Array: TypeAlias = Any
 """A NumPy array, or a tensor of PyTorch; all arguments of one call are of one kind."""
 
+LAST_POSITION = 2**62
+
 SUM_TOLERANCE = {"float64": 1e-3, "float32": 1e-3, "float16": 2e-2, "bfloat16": 2e-2}
 """How far the sum of a row of probabilities may be from 1: rounding of the type, not more."""
 
@@ -70,6 +72,39 @@ class Problem:
     tolerances: tuple[float, float]
 
 
+def rows_of(problem: Problem, first: int, last: int) -> Problem:
+    """Returns the part of a problem that is some rows of its batch; works on arrays of either kind."""
+
+    def part(shaping: Shaping | None) -> Shaping | None:
+        names = ("temperature", "top_k", "top_p", "min_p")
+        return None if shaping is None else replace(shaping, **{n: getattr(shaping, n)[first:last] for n in names})
+
+    arrays = {n: getattr(problem, n)[first:last] for n in ("target", "tokens", "accept", "final", "lengths")}
+    draft = None if problem.draft is None else problem.draft[first:last]
+    shaping, draft_shaping = part(problem.shaping), part(problem.draft_shaping)
+    return replace(problem, **arrays, draft=draft, shaping=shaping, draft_shaping=draft_shaping)
+
+
+def host(name: str, value: Any) -> np.ndarray:
+    """Returns an argument as a NumPy array; a tensor on a CPU is looked at where it lies.
+
+    Raises:
+        UsageError: if it is none, or is on a device.
+    """
+    if type(value).__module__.partition(".")[0] == "torch":
+        if value.device.type != "cpu":
+            raise UsageError(f'{name} is on device {value.device}; use impl="torch", or move it to the CPU')
+        value = value.detach()
+        value = value.float() if kind_of(value) == "bfloat16" else value
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UsageError(f"{name} {value!r} is no array ({error}); give numbers of one shape") from error
+    if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
+        raise UsageError(f"{name} {value!r} has dtype {array.dtype}; give numbers")
+    return array
+
+
 @runtime_checkable
 class Kernel(Protocol):
     """What the module of an implementation has."""
@@ -121,6 +156,9 @@ def make_problem(
     """
     uniforms, seed, positions = coins
     given = {names[0]: arrays[0], "draft_tokens": arrays[1], names[1]: arrays[2], "uniforms": uniforms}
+    for name in (names[0], "draft_tokens"):
+        if given[name] is None:
+            raise UsageError(f"{name} is None; it is needed")
     taken = kernel.take({name: each for name, each in given.items() if each is not None})
     target, tokens, draft = taken[names[0]], taken["draft_tokens"], taken.get(names[1])
     kinds = {name: kind_of(given[name] if hasattr(given[name], "dtype") else taken[name]) for name in taken}
@@ -134,7 +172,7 @@ def make_problem(
     if alone:
         target, tokens, draft = target[None], tokens[None], None if draft is None else draft[None]
     if target.ndim != 3 or target.shape[1] < 1 or target.shape[2] < 1:
-        raise UsageError(f"{names[0]} has shape {tuple(arrays[0].shape)}; give [batch, draft+1, vocab]")
+        raise UsageError(f"{names[0]} has shape {tuple(taken[names[0]].shape)}; give [batch, draft+1, vocab]")
     batch, rows, vocab = target.shape
     _shape("draft_tokens", tokens, (batch, rows - 1), alone)
     if draft is not None:
@@ -159,12 +197,10 @@ def _lengths(kernel: Kernel, num_draft: Array | None, target: Array, alone: bool
     batch, rows, _ = target.shape
     if num_draft is None:
         return kernel.full(rows - 1, target)
-    given = num_draft if hasattr(num_draft, "shape") else np.asarray(num_draft)
-    if given.ndim == 0 and alone:
-        given = given[None]
-    if tuple(given.shape) != (batch,) or not kind_of(given).startswith(("int", "uint")):
-        raise UsageError(f"num_draft {num_draft!r} must be integers [batch], one for each of {batch} rows")
-    lengths = kernel.integers(given, target)
+    given = num_draft if hasattr(num_draft, "shape") else host("num_draft", num_draft)
+    if tuple(given.shape) not in ((), (batch,)) or not kind_of(given).startswith(("int", "uint")):
+        raise UsageError(f"num_draft {num_draft!r} must be one integer, or one for each of {batch} rows")
+    lengths = kernel.integers(given, target) if given.shape else kernel.full(int(given), target)
     if kernel.known(lengths) and not bool(((lengths >= 0) & (lengths < rows)).all()):
         raise UsageError(f"num_draft {lengths.tolist()} must lie in 0..{rows - 1}, the drafted tokens that there are")
     return lengths
@@ -186,30 +222,40 @@ def _coins(
 ) -> tuple[Array, Array]:
     batch, rows, _ = target.shape
     if (uniforms is None) == (seed is None):
-        raise UsageError("give either uniforms or a seed, which needs positions too")
+        given = "neither" if uniforms is None else "both"
+        raise UsageError(f"give either uniforms or a seed, which needs positions too; {given} came")
     if uniforms is not None:
         if positions is not None:
             raise UsageError("positions belong to a seed; leave them out beside uniforms")
         values = uniforms[None] if alone else uniforms
         _shape("uniforms", values, (batch, rows), alone)
+        if not kind_of(values).startswith(("float", "bfloat")):
+            raise UsageError(f"uniforms has dtype {kind_of(values)}; give floats in [0, 1)")
         values = kernel.floats(values, target)
         if kernel.known(values) and not bool(((values >= 0.0) & (values < 1.0)).all()):
-            raise UsageError(
-                "uniforms holds a value outside [0, 1), or NaN; draw them with random(), not from 0..1 incl."
-            )
+            bad = values[~((values >= 0.0) & (values < 1.0))][0]
+            raise UsageError(f"uniforms holds a value outside [0, 1): {bad}; draw each from [0, 1), 1 excluded")
         # The last column draws the final token, wherever the draft is cut; under "match" each column draws its own.
         last = values[:, rows - 1 :]
         repeated = np.repeat(last, rows, axis=1) if isinstance(last, np.ndarray) else last.expand(batch, rows)
         return values[:, : rows - 1], values if rule == "match" else repeated
     if positions is None:
         raise UsageError("a seed needs positions: the absolute position of each row's first draft token")
-    starts = np.broadcast_to(np.asarray(positions), (batch,)) if np.ndim(positions) == 0 else np.asarray(positions)
-    if starts.shape != (batch,) or not np.issubdtype(starts.dtype, np.integer):
-        raise UsageError(f"positions {positions!r} must be one integer, or one for each of {batch} rows")
-    seeds: list[Any] = list(seed) if isinstance(seed, list | np.ndarray) else [seed] * batch
-    if len(seeds) != batch:
-        raise UsageError(f"seed has {len(seeds)} entries for {batch} rows; give one for each, or one for all")
+    starts = host("positions", positions)
+    starts = np.broadcast_to(starts, (batch,)) if starts.ndim == 0 else starts
+    if starts.shape != (batch,) or starts.dtype.kind not in "iu" or bool((np.abs(starts) > LAST_POSITION).any()):
+        raise UsageError(f"positions {positions!r} must be one integer below 2**62, or one for each of {batch} rows")
+    seeds: list[Any] = list(seed) if isinstance(seed, list | np.ndarray) and np.ndim(seed) else [seed] * batch
+    if len(seeds) != batch or any(each is None for each in seeds):
+        raise UsageError(f"seed {seed!r} has {len(seeds)} entries for {batch} rows; give one for each, or one for all")
     noises = [CounterNoise(each) for each in seeds]
+    keys = [(noise.seed, start) for noise, start in zip(noises, starts.tolist(), strict=True)]
+    if len(set(keys)) < batch:
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise UsageError(
+            f"seed {twice[0]} with position {twice[1]} comes twice in the batch, which would give rows the same coins; "
+            "give each row a seed of its own, as a list"
+        )
     draws = [
         [[noise.uniform(int(start), i, lane) for i in range(rows)] for lane in (Lane.ACCEPT, Lane.FINAL)]
         for noise, start in zip(noises, starts.tolist(), strict=True)
@@ -222,7 +268,11 @@ def _shaping(kernel: Kernel, shaping: Shaping, target: Array) -> Shaping:
     batch = target.shape[0]
     values: dict[str, Array] = {}
     acts: dict[str, bool] = {}
-    numbers: dict[str, Any] = {name: value for name, value in vars(shaping).items() if isinstance(value, int | float)}
+    numbers: dict[str, Any] = {
+        name: value
+        for name, value in vars(shaping).items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
     if any(value != getattr(Shaping, name) for name, value in numbers.items()):
         Sampler(**numbers)  # refuses what is out of range, by name
     for name in ("temperature", "top_k", "top_p", "min_p"):
@@ -231,9 +281,10 @@ def _shaping(kernel: Kernel, shaping: Shaping, target: Array) -> Shaping:
         if name in numbers:
             values[name], acts[name] = kernel.full(given, target), given != getattr(Shaping, name)
             continue
-        array = given if hasattr(given, "shape") else np.asarray(given)
-        if not kind_of(array).startswith(("int", "uint", "float", "bfloat")):
-            raise UsageError(f"{name} {given!r} is not a number")
+        array = given if hasattr(given, "shape") else host(name, given)
+        kinds = ("int", "uint") if name == "top_k" else ("int", "uint", "float", "bfloat")
+        if not kind_of(array).startswith(kinds):
+            raise UsageError(f"{name} {given!r} is not {'an integer' if name == 'top_k' else 'a number'}")
         if tuple(array.shape) not in ((), (batch,)):
             raise UsageError(f"{name} has shape {tuple(array.shape)}; give one number, or one for each of {batch} rows")
         values[name] = convert(array, target) if array.shape else kernel.full(array.item(), target)

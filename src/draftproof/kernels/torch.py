@@ -20,8 +20,7 @@ from torch import Tensor
 from draftproof.distribution import Distribution
 from draftproof.errors import RowError, UsageError
 from draftproof.kernels import torch_rows
-from draftproof.kernels.numpy import rows_of
-from draftproof.kernels.problem import Problem, Shaping
+from draftproof.kernels.problem import Problem, Shaping, host, rows_of
 from draftproof.kernels.rowwise import verify_rows
 from draftproof.sampling import GREEDY_TEMPERATURE, Sampler
 from draftproof.truncation import truncated_law
@@ -41,6 +40,8 @@ def take(given: Mapping[str, Any]) -> dict[str, Tensor]:
     for name, value in given.items():
         if not isinstance(value, Tensor):
             raise UsageError(f"{name} is a {type(value).__name__} beside tensors; use torch.as_tensor")
+        if value.device.type == "meta" or value.layout is not torch.strided:
+            raise UsageError(f"{name} is on {value.device} with layout {value.layout}; give a dense tensor with values")
         devices.add(value.device)
     if len(devices) > 1:
         placed = ", ".join(f"{name} on {value.device}" for name, value in given.items())
@@ -51,15 +52,15 @@ def take(given: Mapping[str, Any]) -> dict[str, Tensor]:
 def floats(values: Any, like: Tensor) -> Any:
     """Returns numbers as float64 beside another tensor: on its device, or as a NumPy array where that is the host."""
     if known(like):
-        return np.asarray(values, dtype=np.float64)
-    return torch.as_tensor(values).to(device=like.device, dtype=torch.float64)
+        return host("options", values).astype(np.float64)
+    return torch.as_tensor(values).detach().to(device=like.device, dtype=torch.float64)
 
 
 def integers(values: Any, like: Tensor) -> Any:
     """Returns numbers as int64, as `floats` does."""
     if known(like):
-        return np.asarray(values, dtype=np.int64)
-    return torch.as_tensor(values).to(device=like.device, dtype=torch.int64)
+        return host("options", values).astype(np.int64)
+    return torch.as_tensor(values).detach().to(device=like.device, dtype=torch.int64)
 
 
 def full(value: float, like: Tensor) -> Any:
@@ -78,15 +79,13 @@ def known(array: Any) -> bool:
 def on_host(problem: Problem, row: int) -> Problem:
     """Returns the problem of one row as NumPy arrays."""
 
-    def host(value: Any) -> Any:
+    def moved(value: Any) -> Any:
         if isinstance(value, Shaping):
-            return replace(value, **{n: host(getattr(value, n)) for n in ("temperature", "top_k", "top_p", "min_p")})
-        if not isinstance(value, Tensor):
-            return value
-        return (value.float() if value.is_floating_point() and value.dtype != torch.float64 else value).cpu().numpy()
+            return replace(value, **{n: moved(getattr(value, n)) for n in ("temperature", "top_k", "top_p", "min_p")})
+        return host("row", value.cpu()) if isinstance(value, Tensor) else value
 
     part = rows_of(problem, row, row + 1)
-    return replace(part, **{name: host(value) for name, value in vars(part).items()})
+    return replace(part, **{name: moved(value) for name, value in vars(part).items()})
 
 
 def verify(problem: Problem) -> Answer:
@@ -174,6 +173,8 @@ class _Workspace:
             out.copy_(source)
             return
         temperature = float(shaping.temperature[row])
+        if source.dtype.itemsize > out.dtype.itemsize:
+            source = source - source.amax(-1, keepdim=True)  # narrowed first, large logits would become equal
         if temperature != 1.0 or source.dtype != out.dtype:
             source = self._scaled[: last - place].copy_(source)
         if temperature != 1.0:

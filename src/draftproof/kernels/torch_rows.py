@@ -7,8 +7,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from draftproof.kernels.numpy import rows_of
-from draftproof.kernels.problem import Problem, Shaping
+from draftproof.kernels.problem import Problem, Shaping, rows_of
 from draftproof.sampling import GREEDY_TEMPERATURE
 
 Answer: TypeAlias = tuple[Tensor, Tensor, Tensor]

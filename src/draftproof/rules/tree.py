@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 
 from draftproof.distribution import LawSequence
+from draftproof.errors import DraftError
 from draftproof.noise import Lane, Noise
 from draftproof.tree import ROOT, DraftTree, TreeVerdict
 
@@ -74,7 +75,10 @@ def verify_traversal(p: LawSequence, tree: DraftTree, noise: Noise, start: int) 
             return None
         return TreeVerdict((), law.sample(noise.uniform(start, node + 1, Lane.FINAL)))
 
-    verdict = visit(ROOT, 1.0)
+    try:
+        verdict = visit(ROOT, 1.0)
+    except RecursionError:
+        raise DraftError(f"a tree of {len(tree)} nodes is too deep to traverse; draft fewer tokens in a row") from None
     assert verdict is not None  # the root stands with certainty
     return verdict
 
