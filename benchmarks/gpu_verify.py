@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.record import print_table, write_csv
-from benchmarks.verify_peers import PATTERNS, Inputs, contenders, make_inputs, ours
+from benchmarks.verify_peers import PATTERNS, Inputs, contenders, count_accepted, make_inputs, ours, residual_at
 
 VOCABULARIES = (32_000, 151_936)
 LENGTHS = (1, 4, 8)
@@ -30,27 +30,19 @@ BATCHES = (1, 16, 64)
 def flashinfer_style(inputs: Inputs) -> Any:
     """Chain sampling on probabilities, the residual drawn by inverse CDF of the first rejected place."""
     p, q = inputs.target.float().softmax(-1), inputs.draft.float().softmax(-1)
-    k = inputs.tokens.shape[1]
-    at = inputs.tokens[:, :, None]
-    accept = inputs.uniforms[:, :k] * q.gather(2, at)[..., 0] < p[:, :k].gather(2, at)[..., 0]
-    n = accept.long().cumprod(1).sum(1)
-    row = n[:, None, None]
-    rejected = torch.cat([q, torch.zeros_like(p[:, :1])], 1)
-    left = (torch.take_along_dim(p, row, 1) - torch.take_along_dim(rejected, row, 1))[:, 0].clamp(min=0.0)
-    edges = left.cumsum(-1)
-    return n, torch.searchsorted(edges, inputs.uniforms[:, k:] * edges[:, -1:])
+    n = count_accepted(inputs, p, q)
+    edges = residual_at(p, q, n).cumsum(-1)
+    return n, torch.searchsorted(edges, inputs.uniforms[:, -1:] * edges[:, -1:])
 
 
 def vllm_style(inputs: Inputs) -> Any:
     """Recovered tokens for every place by a race on exponentials, and a bonus token, whether or not they are used."""
     p, q = inputs.target.float().softmax(-1), inputs.draft.float().softmax(-1)
     k = inputs.tokens.shape[1]
-    at = inputs.tokens[:, :, None]
-    accept = inputs.uniforms[:, :k] * q.gather(2, at)[..., 0] < p[:, :k].gather(2, at)[..., 0]
     race = torch.empty_like(p[:, 0]).exponential_()
     recovered = ((p[:, :k] - q).clamp(min=0.0) / race[:, None]).argmax(-1)
     bonus = (p[:, k] / race).argmax(-1)
-    n = accept.long().cumprod(1).sum(1)
+    n = count_accepted(inputs, p, q)
     return n, torch.cat([recovered, bonus[:, None]], 1).gather(1, n[:, None])
 
 

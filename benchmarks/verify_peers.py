@@ -82,19 +82,28 @@ def ours(impl: str, top_p: float) -> Contender:
     return run
 
 
+def count_accepted(inputs: Inputs, p: Tensor, q: Tensor) -> Tensor:
+    """Returns how many draft tokens the acceptance criterion keeps, on whole tensors, `[batch]`."""
+    k = inputs.tokens.shape[1]
+    at = inputs.tokens[:, :, None]
+    px, qx = p[:, :k].gather(2, at)[..., 0], q.gather(2, at)[..., 0]
+    return (inputs.uniforms[:, :k] * qx < px).long().cumprod(1).sum(1)
+
+
+def residual_at(p: Tensor, q: Tensor, accepted: Tensor) -> Tensor:
+    """Returns the unnormalised law of the final token, the bonus's after a draft accepted whole, `[batch, vocab]`."""
+    row = accepted[:, None, None]
+    padded = torch.cat([q, torch.zeros_like(p[:, :1])], 1)
+    return (torch.take_along_dim(p, row, 1) - torch.take_along_dim(padded, row, 1))[:, 0].clamp(min=0.0)
+
+
 def plain_torch(top_p: float) -> Contender:
     """Softmax of everything, then the acceptance criterion on whole tensors; top-p by a sort."""
 
     def run(inputs: Inputs) -> Any:
         p, q = _law(inputs.target, top_p), _law(inputs.draft, top_p)
-        k = inputs.tokens.shape[1]
-        at = inputs.tokens[:, :, None]
-        px, qx = p[:, :k].gather(2, at)[..., 0], q.gather(2, at)[..., 0]
-        accepted = (inputs.uniforms[:, :k] * qx < px).long().cumprod(1).sum(1)
-        padded = torch.cat([q, torch.zeros_like(q[:, :1])], 1)
-        row = accepted[:, None, None]
-        left = (torch.take_along_dim(p, row, 1) - torch.take_along_dim(padded, row, 1))[:, 0].clamp(min=0.0)
-        return accepted, torch.multinomial(left, 1)
+        accepted = count_accepted(inputs, p, q)
+        return accepted, torch.multinomial(residual_at(p, q, accepted), 1)
 
     return run
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from draftproof.distribution import Distribution
 from draftproof.errors import DraftError, UsageError, choice_error, whole
 from draftproof.kernels.numpy import law_of_probs
-from draftproof.kernels.problem import LAST_POSITION, SUM_TOLERANCE, Array, host, kind_of
-from draftproof.noise import CounterNoise, Lane, Seed
+from draftproof.kernels.problem import LAST_POSITION, Array, host, in_unit, sum_tolerance
+from draftproof.kernels.rowwise import Coins, LazyLaws
+from draftproof.noise import CounterNoise, Noise, Seed
 from draftproof.rules import KSequentialRule, RecursiveRule, TraversalRule, TreeMatchRule, TreeRule
 from draftproof.tree import ROOT, DraftTree, TreeVerdict, siblings
 from draftproof.types import as_tokens
@@ -79,7 +78,8 @@ def verify_tree(
         q = host("draft_probs", draft_probs)
         if q.shape != (nodes, vocab):
             raise UsageError(f"draft_probs has shape {q.shape}; give [node, vocab] = [{nodes}, {vocab}]")
-        laws = [law_of_probs(row, f"draft_probs[{node}]", _tolerance(q)) for node, row in enumerate(q)]
+        tolerance = sum_tolerance("draft_probs", q)
+        laws = [law_of_probs(row, f"draft_probs[{node}]", tolerance) for node, row in enumerate(q)]
         groups = [] if replacement else [group for node in range(ROOT, nodes) if (group := skeleton.children(node))]
         for group in groups:
             for node, law in zip(group, siblings(laws[group[0]], tokens[group].tolist()), strict=True):
@@ -87,53 +87,23 @@ def verify_tree(
         for node, law in enumerate(laws):
             if not law.prob(int(tokens[node])) > 0.0:
                 raise DraftError(f"draft token {int(tokens[node])} of node {node} has probability 0 under its own law")
-    tree = DraftTree(skeleton.tokens, skeleton.parents, laws)
-    if uniforms is not None and whole("position", position) != 0:
+    start = whole("position", position)
+    if uniforms is not None and start != 0:
         raise UsageError(f"position {position} belongs to a seed; leave it out beside uniforms")
-    if abs(whole("position", position)) > LAST_POSITION:
+    if abs(start) > LAST_POSITION:
         raise UsageError(f"position {position} must be an integer below 2**62")
-    return TREE_RULES[rule]().verify(_Rows(p), tree, _noise(uniforms, seed, nodes, rule), whole("position", position))
+    judged_by = sum_tolerance("target_probs", p)
+    rows = LazyLaws(lambda _, place: law_of_probs(p[place], f"target_probs[{place}]", judged_by), 0, nodes + 1)
+    tree = DraftTree(skeleton.tokens, skeleton.parents, laws)
+    return TREE_RULES[rule]().verify(rows, tree, _noise(uniforms, seed, nodes, rule), start)
 
 
-def _tolerance(rows: np.ndarray) -> float:
-    if kind_of(rows) not in SUM_TOLERANCE:
-        raise UsageError(f"probabilities of dtype {kind_of(rows)}; use one of: {', '.join(SUM_TOLERANCE)}")
-    return SUM_TOLERANCE[kind_of(rows)]
-
-
-class _Rows(Sequence[Distribution]):
-    """The target's laws, made when they are asked for."""
-
-    def __init__(self, rows: Float[np.ndarray, "places vocab"]) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, i: Any) -> Any:
-        return law_of_probs(self._rows[i], f"target_probs[{i}]", _tolerance(self._rows))
-
-
-class _Uniforms:
-    """A noise that reads a tree's coins from an array."""
-
-    def __init__(self, uniforms: Float[np.ndarray, "places"], by_place: bool) -> None:
-        self._uniforms = uniforms
-        self._by_place = by_place
-
-    def uniform(self, start: int, offset: int, lane: Lane) -> float:
-        return float(self._uniforms[offset if lane is Lane.ACCEPT or self._by_place else -1])
-
-    def exponentials(self, position: int, ids: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
-        raise NotImplementedError("no rule for trees races")
-
-
-def _noise(uniforms: Any, seed: Seed | None, nodes: int, rule: str) -> _Uniforms | CounterNoise:
+def _noise(uniforms: Any, seed: Seed | None, nodes: int, rule: str) -> Noise:
     if (uniforms is None) == (seed is None):
         raise UsageError("give either uniforms or a seed")
     if uniforms is None:
         return CounterNoise(seed)
     values = host("uniforms", uniforms)
-    if values.dtype.kind != "f" or values.shape != (nodes + 1,) or not bool(((values >= 0.0) & (values < 1.0)).all()):
+    if values.dtype.kind != "f" or values.shape != (nodes + 1,) or not bool(in_unit(values).all()):
         raise UsageError(f"uniforms {values!r} must be {nodes + 1} numbers in [0, 1): one a node and one more")
-    return _Uniforms(values, rule == "match")
+    return Coins(values[:-1], values if rule == TreeMatchRule.name else np.repeat(values[-1:], nodes + 1))

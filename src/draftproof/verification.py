@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from draftproof.errors import MissingDependencyError, RowError, UsageError, choice_error
 from draftproof.kernels import numpy as numpy_kernel
-from draftproof.kernels.problem import Array, Kernel, Shaping, make_problem
+from draftproof.kernels.problem import Array, Kernel, Shaping, is_tensor, make_problem
+from draftproof.kernels.rowwise import REFERENCES
 from draftproof.noise import Seed
 
-RULES = ("token", "block", "match")
 IMPLEMENTATIONS = ("numpy", "torch")
 
 
@@ -154,8 +154,8 @@ def _verify(
     choices: tuple[str, str, str],
 ) -> Verification:
     rule, impl, bad_rows = choices
-    if rule not in RULES:
-        raise choice_error("rule", rule, list(RULES))
+    if rule not in REFERENCES:
+        raise choice_error("rule", rule, list(REFERENCES))
     if bad_rows not in ("flag", "raise"):
         raise choice_error("bad_rows", bad_rows, ["flag", "raise"])
     kernel = _kernel(impl, target)
@@ -173,7 +173,7 @@ def _verify(
 
 def _kernel(impl: str, target: Array) -> Kernel:
     """Returns the module that `impl` means; "auto" goes by the kind of the arrays, and falls back to nothing."""
-    kind = "torch" if type(target).__module__.partition(".")[0] == "torch" else "numpy"
+    kind = "torch" if is_tensor(target) else "numpy"
     if impl not in ("auto", *IMPLEMENTATIONS):
         raise choice_error("impl", impl, ["auto", *IMPLEMENTATIONS])
     chosen = kind if impl == "auto" else impl

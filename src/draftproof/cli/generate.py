@@ -42,8 +42,13 @@ class Setting(StrEnum):
     off = "off"
 
 
-_FLASH: dict[Setting, bool | str] = {Setting.auto: "auto", Setting.on: True, Setting.off: False}
-_INVARIANT = {Setting.auto: None, Setting.on: True, Setting.off: False}
+_FLASH: dict[Setting | None, bool | str | None] = {
+    None: None,
+    Setting.auto: "auto",
+    Setting.on: True,
+    Setting.off: False,
+}
+_INVARIANT = {None: None, Setting.auto: None, Setting.on: True, Setting.off: False}
 
 
 def generate(
@@ -179,8 +184,8 @@ def generate(
     options = {
         "context_length": context_length,
         "threads": threads,
-        "flash_attention": None if flash_attention is None else _FLASH[flash_attention],
-        "batch_invariant": None if batch_invariant is None else _INVARIANT[batch_invariant],
+        "flash_attention": _FLASH[flash_attention],
+        "batch_invariant": _INVARIANT[batch_invariant],
     }
     console = Console(stderr=True, highlight=False)
     with progress(console, f"loading {target} ..."):

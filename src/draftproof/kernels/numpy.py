@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from draftproof.distribution import Distribution
 from draftproof.errors import DraftError, RowError
-from draftproof.kernels.problem import Problem, Shaping, host, rows_of
+from draftproof.kernels.problem import Problem, Shaping, check_law, host, rows_of
 from draftproof.kernels.rowwise import LawMaker, judge, verify_rows
 from draftproof.types import NO_TOKENS
 
@@ -94,6 +94,5 @@ def law_of_probs(row: Float[np.ndarray, "vocab"], name: str, tolerance: float) -
     weights = row.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         total, least = float(weights.sum()), float(weights.min())
-    if not least >= 0.0 or not abs(total - 1.0) <= tolerance:
-        raise RowError(f"{name} is no law: its sum is {total:.6g}, its least entry {least:.3g}; give probabilities")
+    check_law(name, total, least, tolerance)
     return Distribution.normalised(weights / total)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from draftproof.errors import UsageError
+from draftproof.errors import RowError, UsageError
 from draftproof.noise import CounterNoise, Lane, Seed
 from draftproof.sampling import Sampler
 
@@ -19,6 +19,10 @@ LAST_POSITION = 2**62
 
 SUM_TOLERANCE = {"float64": 1e-3, "float32": 1e-3, "float16": 2e-2, "bfloat16": 2e-2}
 """How far the sum of a row of probabilities may be from 1: rounding of the type, not more."""
+
+
+OPTIONS = ("temperature", "top_k", "top_p", "min_p")
+"""Names of the numbers that shape logits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +36,10 @@ class Shaping:
     precision: Literal["float32", "float64"] = "float32"
     cuts: tuple[bool, bool, bool] = (True, True, True)
     """Whether top_k, top_p and min_p may cut anything: known without looking at a device."""
+
+    def each(self, change: Callable[[Array], Array]) -> Shaping:
+        """Returns it with every option changed alike."""
+        return replace(self, **{name: change(getattr(self, name)) for name in OPTIONS})
 
     def sampler(self, row: int) -> Sampler:
         """Returns the sampler of one row, once the numbers are arrays."""
@@ -76,13 +84,35 @@ def rows_of(problem: Problem, first: int, last: int) -> Problem:
     """Returns the part of a problem that is some rows of its batch; works on arrays of either kind."""
 
     def part(shaping: Shaping | None) -> Shaping | None:
-        names = ("temperature", "top_k", "top_p", "min_p")
-        return None if shaping is None else replace(shaping, **{n: getattr(shaping, n)[first:last] for n in names})
+        return None if shaping is None else shaping.each(lambda option: option[first:last])
 
     arrays = {n: getattr(problem, n)[first:last] for n in ("target", "tokens", "accept", "final", "lengths")}
     draft = None if problem.draft is None else problem.draft[first:last]
     shaping, draft_shaping = part(problem.shaping), part(problem.draft_shaping)
     return replace(problem, **arrays, draft=draft, shaping=shaping, draft_shaping=draft_shaping)
+
+
+def is_tensor(value: object) -> bool:
+    """Returns whether a value is PyTorch's, without importing that."""
+    return type(value).__module__.partition(".")[0] == "torch"
+
+
+def in_unit(values: Array) -> Array:
+    """Returns which values lie in [0, 1); NaN does not."""
+    return (values >= 0.0) & (values < 1.0)
+
+
+def sum_tolerance(name: str, rows: Array) -> float:
+    """Returns how far the sums of rows of probabilities may be from 1; raises UsageError if their type is unknown."""
+    if kind_of(rows) not in SUM_TOLERANCE:
+        raise UsageError(f"{name} has dtype {kind_of(rows)}; use one of: {', '.join(SUM_TOLERANCE)}")
+    return SUM_TOLERANCE[kind_of(rows)]
+
+
+def check_law(name: str, total: float, least: float, tolerance: float) -> None:
+    """Raises RowError if a row of probabilities with this sum and least entry is no law."""
+    if not least >= 0.0 or not abs(total - 1.0) <= tolerance:
+        raise RowError(f"{name} is no law: its sum is {total:.6g}, its least entry {least:.3g}; give probabilities")
 
 
 def host(name: str, value: Any) -> np.ndarray:
@@ -91,7 +121,7 @@ def host(name: str, value: Any) -> np.ndarray:
     Raises:
         UsageError: if it is none, or is on a device.
     """
-    if type(value).__module__.partition(".")[0] == "torch":
+    if is_tensor(value):
         if value.device.type != "cpu":
             raise UsageError(f'{name} is on device {value.device}; use impl="torch", or move it to the CPU')
         value = value.detach()
@@ -161,13 +191,13 @@ def make_problem(
             raise UsageError(f"{name} is None; it is needed")
     taken = kernel.take({name: each for name, each in given.items() if each is not None})
     target, tokens, draft = taken[names[0]], taken["draft_tokens"], taken.get(names[1])
-    kinds = {name: kind_of(given[name] if hasattr(given[name], "dtype") else taken[name]) for name in taken}
-    for name in (names[0], *([names[1]] if draft is not None else [])):
-        if kinds[name] not in SUM_TOLERANCE:
-            raise UsageError(f"{name} has dtype {kinds[name]}; use one of: {', '.join(SUM_TOLERANCE)}")
+    # By the type as given: what is taken may be wider.
+    first, second = (
+        sum_tolerance(name, given[name] if hasattr(given[name], "dtype") else taken[name]) if name in taken else 0.0
+        for name in names
+    )
     if 0 not in tokens.shape and not kind_of(tokens).startswith(("int", "uint")):
         raise UsageError(f"draft_tokens has dtype {kind_of(tokens)}; token ids are integers")
-    tolerances = SUM_TOLERANCE[kinds[names[0]]], SUM_TOLERANCE[kinds.get(names[1], "float64")]
     alone = target.ndim == 2
     if alone:
         target, tokens, draft = target[None], tokens[None], None if draft is None else draft[None]
@@ -182,7 +212,7 @@ def make_problem(
     shaping = None if shapings[0] is None else _shaping(kernel, shapings[0], target)
     draft_shaping = None if shapings[1] is None else shaping
     tokens = kernel.integers(tokens, target)
-    return Problem(target, tokens, draft, accept, final, lengths, rule, shaping, draft_shaping, tolerances), alone
+    return Problem(target, tokens, draft, accept, final, lengths, rule, shaping, draft_shaping, (first, second)), alone
 
 
 def _shape(name: str, array: Array, expected: tuple[int, ...], alone: bool) -> None:
@@ -232,8 +262,8 @@ def _coins(
         if not kind_of(values).startswith(("float", "bfloat")):
             raise UsageError(f"uniforms has dtype {kind_of(values)}; give floats in [0, 1)")
         values = kernel.floats(values, target)
-        if kernel.known(values) and not bool(((values >= 0.0) & (values < 1.0)).all()):
-            bad = values[~((values >= 0.0) & (values < 1.0))][0]
+        if kernel.known(values) and not bool(in_unit(values).all()):
+            bad = values[~in_unit(values)][0]
             raise UsageError(f"uniforms holds a value outside [0, 1): {bad}; draw each from [0, 1), 1 excluded")
         # The last column draws the final token, wherever the draft is cut; under "match" each column draws its own.
         last = values[:, rows - 1 :]
@@ -275,7 +305,7 @@ def _shaping(kernel: Kernel, shaping: Shaping, target: Array) -> Shaping:
     }
     if any(value != getattr(Shaping, name) for name, value in numbers.items()):
         Sampler(**numbers)  # refuses what is out of range, by name
-    for name in ("temperature", "top_k", "top_p", "min_p"):
+    for name in OPTIONS:
         convert = kernel.integers if name == "top_k" else kernel.floats
         given = getattr(shaping, name)
         if name in numbers:

@@ -21,7 +21,7 @@ LawMaker: TypeAlias = Callable[[int, int], Distribution]
 """(row of the batch, place) -> the law there; raises RowError if it is none."""
 
 
-class _Lazy(Sequence[Distribution]):
+class LazyLaws(Sequence[Distribution]):
     """The laws of one row of the batch, each made when it is first asked for."""
 
     def __init__(self, make: LawMaker, row: int, count: int) -> None:
@@ -39,7 +39,7 @@ class _Lazy(Sequence[Distribution]):
         return law
 
 
-class _Drafted(_Lazy):
+class _Drafted(LazyLaws):
     """The drafter's laws: a token that its own law excludes cannot have been drawn from it."""
 
     def __init__(self, make: LawMaker, row: int, tokens: Sequence[int]) -> None:
@@ -53,8 +53,8 @@ class _Drafted(_Lazy):
         return law
 
 
-class _Coins:
-    """A noise that reads one row's coins from the problem."""
+class Coins:
+    """A noise that reads the coins of one draft from arrays: those of its tokens, and the final one by place."""
 
     def __init__(self, accept: Float[np.ndarray, "draft"], final: Float[np.ndarray, "places"]) -> None:
         self._accept = accept
@@ -64,7 +64,7 @@ class _Coins:
         return float((self._accept if lane is Lane.ACCEPT else self._final)[offset])
 
     def exponentials(self, position: int, ids: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
-        raise NotImplementedError("no rule of the batched call races")
+        raise AssertionError("none of the rules that read their coins from arrays races")
 
 
 def judge(problem: Problem, row: int, target: LawMaker, draft: LawMaker | None) -> tuple[Verdict, list[int]]:
@@ -82,9 +82,9 @@ def judge(problem: Problem, row: int, target: LawMaker, draft: LawMaker | None) 
         tokens.append(token)
     laws = None if draft is None else _Drafted(draft, row, tokens)
     verdict = REFERENCES[problem.rule](
-        _Lazy(target, row, len(tokens) + 1),
+        LazyLaws(target, row, len(tokens) + 1),
         Draft(np.array(tokens, dtype=np.int64), laws),
-        _Coins(problem.accept[row], problem.final[row]),
+        Coins(problem.accept[row], problem.final[row]),
         0,
     )
     return verdict, tokens

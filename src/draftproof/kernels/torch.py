@@ -20,10 +20,10 @@ from torch import Tensor
 from draftproof.distribution import Distribution
 from draftproof.errors import RowError, UsageError
 from draftproof.kernels import torch_rows
-from draftproof.kernels.problem import Problem, Shaping, host, rows_of
+from draftproof.kernels.problem import Problem, Shaping, check_law, host, rows_of
 from draftproof.kernels.rowwise import verify_rows
-from draftproof.sampling import GREEDY_TEMPERATURE, Sampler
-from draftproof.truncation import truncated_law
+from draftproof.sampling import GREEDY_TEMPERATURE, BoundSampler
+from draftproof.types import NO_TOKENS
 
 Answer: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
@@ -81,7 +81,7 @@ def on_host(problem: Problem, row: int) -> Problem:
 
     def moved(value: Any) -> Any:
         if isinstance(value, Shaping):
-            return replace(value, **{n: moved(getattr(value, n)) for n in ("temperature", "top_k", "top_p", "min_p")})
+            return value.each(moved)
         return host("row", value.cpu()) if isinstance(value, Tensor) else value
 
     part = rows_of(problem, row, row + 1)
@@ -118,7 +118,7 @@ class _Workspace:
         self._chunk = min(places, max(2, CHUNK // vocab))
         *self._weights, self._scaled, self.left = _room(self._chunk, vocab, *types)
         self._holds = [(-1, 0, 0), (-1, 0, 0)]
-        self._sampler: tuple[int, Sampler] | None = None
+        self._bound: tuple[int, BoundSampler] | None = None
 
     def target_law(self, row: int, place: int) -> Distribution:
         """Returns p; see `LawMaker`."""
@@ -142,26 +142,17 @@ class _Workspace:
         if shaping is None:
             weights = self.weights(side, row, place)
             total, least = float(weights.sum()), float(weights.min())
-            if not least >= 0.0 or not abs(total - 1.0) <= self._tolerances[side]:
-                raise RowError(f"row {place} is no law: its sum is {total:.6g}, its least entry {least:.3g}")
+            check_law(f"row {place}", total, least, self._tolerances[side])
             return TensorLaw(self, side, row, place, total)
-        temperature = float(shaping.temperature[row])
-        greedy = temperature < GREEDY_TEMPERATURE
-        if not greedy and not any(shaping.cuts):
-            # Anything that makes a row no law makes every weight NaN.
-            if not math.isfinite(float(self.weights(side, row, place)[0])):
-                raise RowError(f"the logits of row {place} hold NaN or +inf, or are all -inf")
-            return TensorLaw(self, side, row, place, 1.0)
-        logits = rows[row, place]
-        top = float(logits.max())
-        if not math.isfinite(top):
+        if any(shaping.cuts) or float(shaping.temperature[row]) < GREEDY_TEMPERATURE:
+            # A law on few ids, which the sampler finds without the weights of the others.
+            if self._bound is None or self._bound[0] != row:
+                self._bound = row, shaping.sampler(row).bind(0, (), len(self.left))  # of both sides, shaped alike
+            return self._bound[1].law(NO_TOKENS, host("logits", rows[row, place]))
+        # Anything that makes a row no law makes every weight NaN.
+        if not math.isfinite(float(self.weights(side, row, place)[0])):
             raise RowError(f"the logits of row {place} hold NaN or +inf, or are all -inf")
-        if greedy:
-            return Distribution.one_hot(int(logits.argmax()))
-        array = (logits.float() if logits.dtype == torch.bfloat16 else logits).numpy()
-        if self._sampler is None or self._sampler[0] != row:
-            self._sampler = row, shaping.sampler(row)  # of both sides: they are shaped alike
-        return truncated_law(array, top, self._sampler[1])
+        return TensorLaw(self, side, row, place, 1.0)
 
     def _fill(self, side: int, row: int, place: int) -> None:
         last = min(place + self._chunk, int(self._ends[side][row]))

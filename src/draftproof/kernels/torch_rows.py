@@ -7,7 +7,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from draftproof.kernels.problem import Problem, Shaping, rows_of
+from draftproof.kernels.problem import Problem, Shaping, in_unit, rows_of
 from draftproof.sampling import GREEDY_TEMPERATURE
 
 Answer: TypeAlias = tuple[Tensor, Tensor, Tensor]
@@ -58,7 +58,8 @@ def _judge(problem: Problem) -> Answer:
 
 
 def _outside(uniforms: Tensor) -> Tensor:
-    return ~((uniforms >= 0.0) & (uniforms < 1.0)).all(1)
+    inside: Tensor = in_unit(uniforms).all(1)
+    return ~inside
 
 
 def _token(problem: Problem, ids: Tensor, lengths: Tensor) -> Answer:
