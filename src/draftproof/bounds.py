@@ -174,7 +174,8 @@ def draft_acceptance(
     if rule == "match":
         if replacement:
             return float((p.probs * (1.0 - (1.0 - q.prob_of(p.support())) ** num_drafts)).sum())
-        return math.fsum(float(p.prob(x)) * _drawn(q, x, num_drafts) for x in q.support().tolist())
+        ids = q.support()
+        return math.fsum(p.prob(int(x)) * (1.0 - _all_within(q, ids[ids != x], num_drafts)) for x in ids)
     raise choice_error("rule", rule, ["recursive", "kseq", "match"])
 
 
@@ -236,9 +237,9 @@ def _few(q: LawsByText, length: int, most: int) -> bool:
     return length * math.log(width) <= math.log(most)
 
 
-Formula: TypeAlias = Callable[
-    [Distribution, Distribution, Int[np.ndarray, "n"], float], tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]
-]
+_Pair: TypeAlias = tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]
+
+Formula: TypeAlias = Callable[[Distribution, Distribution, Int[np.ndarray, "n"], float], _Pair]
 """(p, q, ids of q, what is carried) -> for each id the factor of the mass, and what is carried on."""
 
 
@@ -297,8 +298,6 @@ def _of_match(p: Distribution, q: Distribution, ids: Int[np.ndarray, "n"], carri
             chances[place] = max(0.0, min(target[at], drafted[place]) - low)
     return chances, np.ones(len(ids))
 
-
-_Pair: TypeAlias = tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]
 
 _FORMULAS: dict[type[Rule], Formula] = {
     TokenRule: _of_token,
@@ -363,15 +362,6 @@ def _without_replacement(p: Distribution, q: Distribution, n: int) -> float:
         if rejected > 0.0 and rest is not None:
             total += rejected * _without_replacement(residual, rest, n - 1)
     return total
-
-
-def _drawn(q: Distribution, token: int, n: int) -> float:
-    """Returns P(token is among n drafts without replacement)."""
-    first = q.prob(token)
-    if n == 1:
-        return first
-    rests = ((x, q.prob(x), q.without(x)) for x in q.support().tolist() if x != token)
-    return first + math.fsum(mass * _drawn(rest, token, n - 1) for x, mass, rest in rests if mass > 0.0 and rest)
 
 
 def _all_within(q: Distribution, chosen: Int[np.ndarray, "n"], n: int) -> float:
