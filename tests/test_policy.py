@@ -267,3 +267,16 @@ def test_auto_on_a_draft_model_drafts_when_it_pays() -> None:
     counts = engine.generate([1], max_tokens=60).counts
     assert counts.tokens_per_pass is not None
     assert counts.tokens_per_pass > 3.0
+
+
+def test_a_rectangular_pass_has_one_length_for_all() -> None:
+    """Where a row that one request needs is computed for all, the others' drafts ride along."""
+    sure, doubtful = survival(0.95, 4), survival(0.3, 4)
+    flat = costs({1: 1.0, 2: 1.0, 4: 1.0, 6: 1.01, 8: 1.02, 10: 1.03, 25: 2.0})
+    assert PayingLength(flat).choose([sure, doubtful], 10, True) == [4, 4]
+    assert PayingLength(flat).choose([sure, doubtful[:1]], 10, True) == [4, 1]
+    # Three rows are cheap and four are not: apart, the surer draft alone would get its row.
+    steep = costs({1: 1.0, 2: 1.0, 3: 1.1, 4: 2.4, 6: 3.6, 8: 4.8, 10: 6.0, 25: 15.0})
+    assert PayingLength(steep).choose([sure, doubtful], 10, True) == [0, 0]
+    assert PayingLength(steep).choose([sure, doubtful], 10) == [1, 0]
+    assert PayingLength(steep).choose([np.zeros(0), np.zeros(0)], 10, True) == [0, 0]

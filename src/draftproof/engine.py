@@ -61,8 +61,8 @@ class Engine:
     be used from several threads, and several of its streams may be interleaved: passes are taken in turn.
 
     Args:
-        target: a model, or a spec such as "smollm2-135m", "FILE.gguf" or "toy:pair".
-        drafter: a drafter, or a spec: "suffix", "ngram", "none", "model:SPEC".
+        target: a model, or a spec such as "smollm2-135m", "FILE.gguf", "transformers:DIRECTORY" or "toy:pair".
+        drafter: a drafter, or a spec: "suffix", "ngram", "none", "model:SPEC", "self:q4_0", "self:layers=N".
         rule: a rule, or a spec. "auto": coupled for deterministic drafters and for requests with a seed, block for
             sampled drafts.
         sampler: the sampling law of requests that bring none.
@@ -94,7 +94,6 @@ class Engine:
         check_rule(rule)
         self.target = load(target)
         self.drafter = load_drafter(drafter, self.target)
-        self.drafter.check(self.target.vocab_size)
         self.rule, self.seeded_rule = resolve_rules(rule, self.drafter)
         self.sampler = sampler or Sampler()
         self.max_batch_size = max_batch_size
@@ -336,17 +335,18 @@ class Engine:
     def _score(self, session: Session, parts: Sequence[_Part]) -> list[Rows]:
         queries = [Query(each.run.slot, each.tokens, each.draft.tokens) for each in parts]
         began = time.perf_counter()
-        rows = session.score(queries)
+        scored = session.score(queries)
         seconds = time.perf_counter() - began
         # A decoding pass runs the last committed token and the draft; anything more is the reading of a prompt.
         if all(each.fresh <= 1 for each in parts):
-            count = sum(len(each.draft) + 1 for each in parts)
+            rows = [len(each.draft) + 1 for each in parts]
+            count = len(rows) * max(rows) if session.rectangular else sum(rows)
             self.policy.observe_pass(count, sum(len(each.tokens) for each in parts) // len(parts), seconds)
         for each in parts:
             each.run.timings.target += seconds
             if each.fresh > 1:
                 each.run.timings.prefill += seconds
-        return rows
+        return scored
 
     def _drafts(self, session: Session, runs: Sequence[RunningRequest]) -> list[Draft]:
         """Returns the draft that each request's next pass verifies; a drafter that fails is switched off there."""
@@ -367,7 +367,8 @@ class Engine:
         if not any(map(len, drafts)) or not self._prepared(session, asking):
             return [EMPTY_DRAFT] * len(runs)
         context = sum(len(run.tokens) for run in runs) // len(runs)
-        lengths = self.policy.choose([run.survival(draft) for run, draft in zip(runs, drafts, strict=True)], context)
+        survivals = [run.survival(draft) for run, draft in zip(runs, drafts, strict=True)]
+        lengths = self.policy.choose(survivals, context, session.rectangular)
         return [
             draft.cut(length or int(run.try_again(draft)))
             for run, draft, length in zip(runs, drafts, lengths, strict=True)

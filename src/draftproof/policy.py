@@ -68,12 +68,14 @@ class DraftLengthPolicy(ABC):
     limit: int
 
     @abstractmethod
-    def choose(self, survivals: Sequence[Float[np.ndarray, "_"]], context: int) -> list[int]:
+    def choose(self, survivals: Sequence[Float[np.ndarray, "_"]], context: int, rectangular: bool = False) -> list[int]:
         """Returns how much of each (deterministic) draft to verify.
 
         Args:
             survivals: for each running request, P(first i+1 draft tokens are accepted), non-increasing; may be empty.
             context: how many tokens the requests' texts have, on average.
+            rectangular: whether every request has as many rows in the pass as the one with the longest draft; see
+                `Session.rectangular`.
         """
 
     @abstractmethod
@@ -102,7 +104,7 @@ class FixedLength(DraftLengthPolicy):
             raise UsageError(f'num_draft_tokens {k} is negative; use 0, a positive count or "auto"')
         self.limit = k
 
-    def choose(self, survivals: Sequence[Float[np.ndarray, "_"]], context: int) -> list[int]:
+    def choose(self, survivals: Sequence[Float[np.ndarray, "_"]], context: int, rectangular: bool = False) -> list[int]:
         """See `DraftLengthPolicy.choose`."""
         return [min(self.limit, len(survival)) for survival in survivals]
 
@@ -143,9 +145,11 @@ class PayingLength(DraftLengthPolicy):
             each = seconds / tokens
             self._draft_cost = each if self._draft_cost == 0.0 else 0.9 * self._draft_cost + 0.1 * each
 
-    def choose(self, survivals: Sequence[Float[np.ndarray, "_"]], context: int) -> list[int]:
+    def choose(self, survivals: Sequence[Float[np.ndarray, "_"]], context: int, rectangular: bool = False) -> list[int]:
         """See `DraftLengthPolicy.choose`."""
         requests = len(survivals)
+        if rectangular:
+            return self._choose_for_all(survivals, context)
         lengths = [0] * requests
         owners = np.concatenate([np.full(len(survival), r) for r, survival in enumerate(survivals)])
         if not len(owners):
@@ -158,6 +162,17 @@ class PayingLength(DraftLengthPolicy):
         for r in owners[order[: _paying(speeds)]].tolist():
             lengths[r] += 1
         return lengths
+
+    def _choose_for_all(self, survivals: Sequence[Float[np.ndarray, "_"]], context: int) -> list[int]:
+        # One length for all: whoever drafts less has its rows filled up at the same cost.
+        requests, longest = len(survivals), max(map(len, survivals))
+        gains = np.zeros(longest)
+        for survival in survivals:
+            gains[: len(survival)] += survival
+        tokens = requests + np.concatenate([[0.0], np.cumsum(gains)])
+        rows = requests * np.arange(1, longest + 2)
+        length = _paying(tokens / self.costs.curve(int(rows[-1]), context)[rows - 1])
+        return [min(length, len(survival)) for survival in survivals]
 
     def proceed(self, survival: float, offset: int, context: int) -> bool:
         """See `DraftLengthPolicy.proceed`.

@@ -33,7 +33,10 @@ def truncated_law(logits: Float[np.ndarray, "vocab"], top: float, sampler: Sampl
         # Rounded as the logits are, so that what is left out lies below the threshold that the proof counts with.
         lowest = float(np.finfo(logits.dtype).min)
         threshold = logits.dtype.type(max(top - depth * sampler.temperature, lowest))
-        ids = np.flatnonzero(logits >= threshold)
+        above = logits >= threshold
+        if 2 * int(np.count_nonzero(above)) > len(logits):
+            break  # A flat row: nothing is gained by picking most of it.
+        ids = np.flatnonzero(above)
         scaled = _scale(logits[ids], top, sampler.temperature)
         weights = np.exp(scaled)
         below = (top - float(threshold)) / sampler.temperature
@@ -102,36 +105,35 @@ def _largest(scaled: Scaled, k: int) -> Int[np.ndarray, "k"]:
 
 
 def _nucleus(scaled: Scaled, weights: Scaled, mass: float) -> Int[np.ndarray, "kept"]:
-    """Returns the sorted places of the fewest largest values whose weights reach `mass`, lowest places on ties.
+    """Returns the sorted places of the fewest largest values whose weights reach `mass`, lowest places on ties."""
+    for depth in (4.0, SHALLOW):
+        near = np.flatnonzero(scaled >= -depth)
+        if float(weights[near].sum()) >= mass:
+            return near[_fewest(scaled[near], weights[near], mass)]
+    return _fewest(scaled, weights, mass)
 
-    A weighted quickselect among the largest that surely reach it: linear, however flat the law is.
-    """
-    active = np.zeros(0, dtype=np.int64)
-    for depth in (4.0, SHALLOW, DEEP, math.inf):
-        active = np.flatnonzero(scaled >= -depth)
-        if float(weights[active].sum()) >= mass:
-            break
-    kept: list[Int[np.ndarray, "n"]] = []
-    while len(active) > 64:
-        values = scaled[active]
-        middle = len(active) // 2
-        pivot = np.partition(values, middle)[middle]
-        above, equal, below = active[values > pivot], active[values == pivot], active[values < pivot]
-        mass_above, mass_equal = float(weights[above].sum()), float(weights[equal].sum())
-        if mass_above >= mass:
-            active = above
-        elif mass_above + mass_equal >= mass or len(below) == 0:
-            # Where all of them do not reach the mass, by rounding only, their weight may be 0: no division then.
-            short, weight = mass - mass_above, float(weights[equal[0]])
-            needed = len(equal) if weight * len(equal) <= short else math.ceil(short / weight)
-            kept += [above, equal[: max(needed, 1)]]
-            active = active[:0]
+
+def _fewest(scaled: Scaled, weights: Scaled, mass: float) -> Int[np.ndarray, "kept"]:
+    """Does what `_nucleus` says by a weighted quickselect: linear, however flat the law is."""
+    left = weights.copy()
+    low, high = 0, len(left)
+    # The last one that is needed lies in left[low:high]; all after those are needed too, and leave `mass` to reach.
+    while high - low > 64:
+        middle = (low + high) // 2
+        left[low:high].partition(middle - low)
+        upper = float(left[middle:high].sum())
+        if upper >= mass:
+            low = middle
         else:
-            kept += [above, equal]
-            mass -= mass_above + mass_equal
-            active = below
-    if len(active):
-        order = active[np.argsort(-scaled[active], kind="stable")]
-        reached = int(np.searchsorted(np.cumsum(weights[order]), mass, side="left"))
-        kept.append(order[: reached + 1])
-    return np.sort(kept[0] if len(kept) == 1 else np.concatenate(kept))
+            mass -= upper
+            high = middle
+    rest = np.sort(left[low:high])[::-1]
+    # By rounding only, all of them may fall short.
+    last = min(int(np.searchsorted(np.cumsum(rest), mass, side="left")), len(rest) - 1)
+    kept = weights >= rest[last]
+    spare = int(np.count_nonzero(kept)) - (len(left) - high + last + 1)
+    if spare:
+        ties = np.flatnonzero(weights == rest[last])
+        # Exponentials of different values can be equal.
+        kept[ties[np.argsort(-scaled[ties], kind="stable")[len(ties) - spare :]]] = False
+    return np.flatnonzero(kept)

@@ -10,6 +10,7 @@ import pytest
 
 from draftproof.distribution import Distribution
 from draftproof.draft import Drafter, DraftSession, Proposal
+from draftproof.models.toy import ToyModel
 from draftproof.noise import CounterNoise
 from draftproof.rules import TokenRule
 from draftproof.sampling import Sampler
@@ -93,7 +94,7 @@ class DrafterConformance(ABC):
         drafter = self.make()
         assert drafter.name
         assert isinstance(drafter.stochastic, bool)
-        drafter.check(VOCABULARY)
+        drafter.check(ToyModel.random(VOCABULARY))
 
     @pytest.mark.parametrize("limit", [0, 1, 2, 5, 17])
     def test_drafts_are_legal(self, limit: int) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
-
 import pytest
 
 from draftproof.draft import (
@@ -16,9 +13,10 @@ from draftproof.draft import (
     load_drafter,
 )
 from draftproof.errors import UsageError
-from draftproof.models.toy import ToyModel, load_toy
+from draftproof.models.toy import ToyModel, ToyTokenizer
 
 TARGET = ToyModel.random(26)
+OTHER = ToyModel(ToyModel.random(2).table, 2, tokenizer=ToyTokenizer([b"0", b"1"]))
 
 
 @pytest.mark.parametrize(("spec", "kind"), [("none", NullDrafter), ("ngram", NgramDrafter), ("suffix", SuffixDrafter)])
@@ -33,20 +31,29 @@ def test_a_drafter_passes_through() -> None:
     assert load_drafter(drafter, TARGET) is drafter
 
 
-def test_a_model_spec(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("draftproof.models.load")
-    module.__dict__["load"] = lambda spec: load_toy(spec.removeprefix("toy:"))
-    monkeypatch.setitem(sys.modules, "draftproof.models.load", module)
+def test_a_model_spec() -> None:
     drafter = load_drafter("model:toy:pair-draft", TARGET)
     assert isinstance(drafter, ModelDrafter)
     assert drafter.name == "model:toy:pair-draft"
-    with pytest.raises(UsageError, match="vocabulary"):
-        load_drafter("model:toy:pair-draft", ToyModel.random(27))
+    assert drafter.mode == "same"
 
 
 def test_a_drafter_object_is_checked_too() -> None:
-    with pytest.raises(UsageError, match="26 ids and the target one of 5"):
-        load_drafter(ModelDrafter(TARGET), ToyModel.random(5))
+    with pytest.raises(UsageError, match="share no id at all"):
+        load_drafter(ModelDrafter(OTHER, vocabulary="intersection"), TARGET)
+
+
+@pytest.mark.parametrize(
+    ("spec", "match"),
+    [
+        ("self:layers=2", "needs a transformers target, and toy is none"),
+        ("self:q4_0", "needs a GGUF target on llama.cpp, and toy is none"),
+        ("self:q1", "drafter 'self:q1' is unknown; use one of: self:q2_k"),
+    ],
+)
+def test_copies_need_a_backend_that_makes_them(spec: str, match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        load_drafter(spec, TARGET)
 
 
 @pytest.mark.parametrize("spec", ["", "Suffix", "prompt-lookup", "model"])

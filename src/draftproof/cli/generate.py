@@ -9,17 +9,18 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import typer
 from rich.console import Console
 
 from draftproof.cli.prompt import read_prompt
 from draftproof.comparison import Comparison, compare, decoding_speed
-from draftproof.draft import NullDrafter
+from draftproof.draft import Drafter, ModelDrafter, NullDrafter
 from draftproof.draft.load import check_drafter
+from draftproof.draft.model import VOCABULARY_MODES, VocabularyMode
 from draftproof.engine import Engine
-from draftproof.errors import RequestError, UsageError
+from draftproof.errors import RequestError, UsageError, choice_error
 from draftproof.metrics import Counts, Timings
 from draftproof.models.base import Model
 from draftproof.models.load import load
@@ -56,7 +57,11 @@ def generate(
         str | None, typer.Argument(help="The prompt; - (or nothing, in a pipe) reads it from standard input.")
     ] = None,
     target: Annotated[
-        str, typer.Option(help="smollm2-135m (embedded), FILE.gguf, llamacpp:FILE or toy:NAME.", rich_help_panel=MODEL)
+        str,
+        typer.Option(
+            help="smollm2-135m (embedded), FILE.gguf, a transformers directory or hub name, or toy:NAME.",
+            rich_help_panel=MODEL,
+        ),
     ] = "smollm2-135m",
     threads: Annotated[
         int | None, typer.Option(help="Threads of a pass; default: the cores there are.", rich_help_panel=MODEL)
@@ -74,9 +79,28 @@ def generate(
             rich_help_panel=MODEL,
         ),
     ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Of a transformers model's weights: auto, bfloat16, float32, ...", rich_help_panel=MODEL),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Of a transformers model: cpu, cuda, cuda:1; default: a GPU if any.", rich_help_panel=MODEL),
+    ] = None,
     drafter: Annotated[
-        str, typer.Option(help="suffix, ngram, none or model:SPEC.", rich_help_panel=SPECULATION)
+        str,
+        typer.Option(
+            help="suffix, ngram, none, model:SPEC, self:q4_0 (a copy in fewer bits) or self:layers=N.",
+            rich_help_panel=SPECULATION,
+        ),
     ] = "suffix",
+    draft_vocabulary: Annotated[
+        str,
+        typer.Option(
+            help="How a draft model of another vocabulary drafts: auto, same, intersection or text.",
+            rich_help_panel=SPECULATION,
+        ),
+    ] = "auto",
     rule: Annotated[
         str,
         typer.Option(
@@ -176,6 +200,10 @@ def generate(
         raise UsageError(f"--logprobs {logprobs} needs --json: streamed text has no place for them")
     draft_length = _draft_length(num_draft_tokens)
     check_drafter(drafter)
+    if draft_vocabulary not in VOCABULARY_MODES:
+        raise choice_error("--draft-vocabulary", draft_vocabulary, [*VOCABULARY_MODES])
+    if draft_vocabulary != "auto" and not drafter.startswith("model:"):
+        raise UsageError(f"--draft-vocabulary {draft_vocabulary} is for draft models; use it with --drafter model:SPEC")
     check_rule(rule)
     text = read_prompt(prompt)
     request = Request(
@@ -186,11 +214,18 @@ def generate(
         "threads": threads,
         "flash_attention": _FLASH[flash_attention],
         "batch_invariant": _INVARIANT[batch_invariant],
+        "dtype": dtype,
+        "device": device,
     }
     console = Console(stderr=True, highlight=False)
     with progress(console, f"loading {target} ..."):
         model = load(target, **{name: value for name, value in options.items() if value is not None})
-    with model, Engine(model, drafter, rule, sampler, draft_length) as engine:
+    chosen: Drafter | str = drafter
+    if draft_vocabulary != "auto":
+        chosen = ModelDrafter(load(drafter.removeprefix("model:")), vocabulary=cast(VocabularyMode, draft_vocabulary))
+    with model, Engine(model, chosen, rule, sampler, draft_length) as engine:
+        if engine.drafter.describe() != engine.drafter.name:
+            console.print(f"drafting with {engine.drafter.describe()}", soft_wrap=True)
         if not raw and (raw is False or model.tokenizer.has_chat_template):
             request = replace(request, prompt=[{"role": "user", "content": text}])
         request.prompt_tokens(model)  # refuses a bad prompt before anything is measured

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from draftproof.distribution import Distribution
+from draftproof.models.base import Model
 from draftproof.sampling import BoundSampler
 from draftproof.types import Draft, Verdict
 
@@ -87,6 +88,10 @@ class Drafter(ABC):
     def session(self, slots: int = 1) -> DraftSession:
         """Returns a new session for `slots` running requests."""
 
-    def check(self, vocab_size: int) -> None:
-        """Raises UsageError if the drafter cannot serve a target with this vocabulary."""
+    def check(self, target: Model) -> None:
+        """Prepares for the target of the sessions to come; raises UsageError if the drafter cannot serve it."""
         return None
+
+    def describe(self) -> str:
+        """Returns the name, and what a user should know of how it drafts for the target it was checked for."""
+        return self.name

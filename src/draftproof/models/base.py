@@ -88,7 +88,13 @@ class Session(ABC):
 
     A subclass implements `_forward`; the bookkeeping here finds the longest common prefix of what a slot holds and
     what is asked, so that there is no rollback anywhere else: whatever a cache holds beyond the prefix is dropped.
+
+    Attributes:
+        rectangular: whether a pass gives every query as many rows as the longest has, so that filled rows cost as
+            others do; the draft length reckons with it.
     """
+
+    rectangular: bool = False
 
     def __init__(self, model: Model, slots: int) -> None:
         if slots < 1:
