@@ -24,12 +24,12 @@ parser.add_argument("--layers", default="1")
 parser.add_argument("--minutes", type=float, default=0.05)
 parser.add_argument("--out")
 options = parser.parse_args()
-
 if options.target:
     target, batch, length = dp.load(options.target, dtype="bfloat16"), 32, 256
 else:
     letters = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={chr(97 + i): i for i in range(26)}, merges=[]))
-    config = transformers.GPT2Config(26, 64, 32, 3, 4, initializer_range=0.3, bos_token_id=0, eos_token_id=None)
+    sizes = {"vocab_size": 26, "n_positions": 64, "n_embd": 32, "n_layer": 3, "n_head": 4}
+    config = transformers.GPT2Config(**sizes, initializer_range=0.3, bos_token_id=0, eos_token_id=None)
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=letters)
     target, batch, length = TransformersModel(transformers.GPT2LMHeadModel(config), tokenizer, name="tiny"), 8, 32
 assert isinstance(target, TransformersModel)
@@ -39,7 +39,8 @@ taught = [weight for name, weight in student.named_parameters() if "layers." in 
 optimizer = torch.optim.AdamW([weight.requires_grad_() for weight in taught], lr=1e-3, weight_decay=0.0)
 
 start = target.tokenizer.encode("<|im_start|>user\n", parse_special=True) if options.target else [0]
-began, overlaps = time.monotonic(), []
+began = time.monotonic()
+overlaps: list[float] = []
 while (spent := (time.monotonic() - began) / (60 * options.minutes)) < 1.0 or len(overlaps) < 20:
     # The target writes both sides of a chat, at temperature 1; its laws along that text are what is to be learnt.
     ids = torch.tensor([list(map(int, start))] * batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -11,13 +12,14 @@ import pytest
 from draftproof.draft import Drafter, ModelDrafter, NullDrafter
 from draftproof.engine import Engine
 from draftproof.models.base import Query
+from draftproof.models.load import load
 from draftproof.models.toy import ToyModel
 from draftproof.models.transformers import TransformersModel
 from draftproof.request import Request
 from draftproof.sampling import Sampler
 from draftproof.types import NO_TOKENS, Completion, Tokens, as_tokens
 from tests.doubles import FunctionDrafter, constant_drafter, random_drafter
-from tests.models import tiny_transformers
+from tests.models import gguf_file, tiny_transformers
 from tests.models.test_transformers_tokenizer import sentence_pieces
 from tests.test_engine_law import distance, engine_law, target_law
 
@@ -249,3 +251,18 @@ def test_an_error_in_the_third_round_leaves_a_sound_engine(
     assert (out.error is None) == (whose == "draft")
     assert (out.drafter_error is None) == (whose == "target")
     assert engine.generate(PROMPTS[1], max_tokens=MOST).tokens == expected
+
+
+@pytest.mark.parametrize("whose", ["transformers", "llama.cpp"])
+def test_one_backend_drafts_for_the_other(whose: str, tmp_path: Path) -> None:
+    """The same file under both, one as the target and one as its draft: the text is the target's."""
+    path = gguf_file.write_llama(tmp_path / "tiny.gguf")
+    torch_model, llama_model = load(f"transformers:{path}", dtype="float32"), load(path)
+    model, draft = (torch_model, llama_model) if whose == "transformers" else (llama_model, torch_model)
+    expected = Engine(model, NullDrafter(), sampler=GREEDY).generate([5, 6, 7], max_tokens=30)
+    drafter = ModelDrafter(draft)
+    out = Engine(model, drafter, sampler=GREEDY, num_draft_tokens=4).generate([5, 6, 7], max_tokens=30)
+    assert drafter.mode == "same"
+    assert out.tokens == expected.tokens
+    assert (out.counts.draft_acceptance_rate or 0.0) > 0.8
+    llama_model.close()

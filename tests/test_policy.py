@@ -15,7 +15,7 @@ from draftproof.engine import Engine
 from draftproof.errors import UsageError
 from draftproof.models.base import Session
 from draftproof.models.toy import ToyModel
-from draftproof.policy import MARGIN, AcceptanceRate, FixedLength, PayingLength
+from draftproof.policy import FIRST_DRAFT, MARGIN, AcceptanceRate, FixedLength, PayingLength
 from draftproof.sampling import Sampler
 from draftproof.types import as_tokens
 from tests.doubles import FunctionDrafter, oracle_drafter, scripted_model
@@ -280,3 +280,34 @@ def test_a_rectangular_pass_has_one_length_for_all() -> None:
     assert PayingLength(steep).choose([sure, doubtful], 10, True) == [0, 0]
     assert PayingLength(steep).choose([sure, doubtful], 10) == [1, 0]
     assert PayingLength(steep).choose([np.zeros(0), np.zeros(0)], 10, True) == [0, 0]
+
+
+def test_a_sampled_draft_is_short_while_its_cost_is_unknown() -> None:
+    policy = PayingLength(FLAT)
+    assert [policy.proceed(0.9**i, i - 1, 10) for i in range(1, 7)] == [True] * FIRST_DRAFT + [False] * 2
+    policy.observe_draft(4, 0.0)
+    assert policy.proceed(0.9**9, 8, 10)
+
+
+def test_one_slow_draft_does_not_close_the_door() -> None:
+    """A pause of the machine, or a text that the draft model had to catch up with: the median stands."""
+    policy = PayingLength(FLAT)
+    for _ in range(5):
+        policy.observe_draft(4, 0.04)
+    policy.observe_draft(1, 30.0)
+    assert policy.proceed(0.8, 0, 10)
+
+
+def test_reading_a_prompt_is_no_cost_of_drafting() -> None:
+    class Recording(Frozen):
+        calls = 0
+
+        def observe_draft(self, tokens: int, seconds: float) -> None:
+            self.calls += 1
+
+    engine = Engine(ToyModel.random(8), ModelDrafter(ToyModel.random(8, mix=0.2)), num_draft_tokens=2)
+    engine.policy = policy = Recording(FLAT)
+    for _ in range(2):
+        policy.calls = 0
+        drafts = [step.num_draft_tokens for step in engine.stream([1, 2, 3], max_tokens=20)]
+        assert policy.calls == sum(1 for length in drafts if length) - 1

@@ -355,14 +355,17 @@ class Engine:
             return [EMPTY_DRAFT] * len(runs)
         if self.drafter.stochastic and not self._prepared(session, asking):
             return [EMPTY_DRAFT] * len(runs)
+        reading = not all(run.draft_asked for run in asking)
         began = time.perf_counter()
         proposed = dict(zip(map(id, asking), self._propose(asking), strict=True))
         seconds = time.perf_counter() - began
         for run in asking:
             run.timings.draft += seconds
+            run.draft_asked = True
         drafts = [proposed.get(id(run), EMPTY_DRAFT) for run in runs]
         if self.drafter.stochastic:
-            self.policy.observe_draft(sum(map(len, drafts)), seconds)
+            if not reading:
+                self.policy.observe_draft(sum(map(len, drafts)), seconds)
             return drafts
         if not any(map(len, drafts)) or not self._prepared(session, asking):
             return [EMPTY_DRAFT] * len(runs)

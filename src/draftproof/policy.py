@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
+from statistics import median
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from draftproof.cost import CostTable, measure
+from draftproof.cost import WINDOW, CostTable, measure
 from draftproof.errors import UsageError
 from draftproof.models.base import Session
 
 MAX_DRAFT_TOKENS = 24
 """Longest draft that "auto" considers."""
+
+FIRST_DRAFT = 4
+"""Longest sampled draft while it is not known what drawing a token costs."""
 
 MARGIN = 1.01
 """A draft must promise this much over drafting nothing: estimates are not exact, and plain decoding is safe."""
@@ -89,7 +94,7 @@ class DraftLengthPolicy(ABC):
         """Learns what a decoding pass over `rows` rows behind `context` tokens cost."""
 
     def observe_draft(self, tokens: int, seconds: float) -> None:
-        """Learns what drawing `tokens` sampled draft tokens cost."""
+        """Learns what drawing `tokens` sampled draft tokens cost, once the drafter had read the prompts."""
 
 
 class FixedLength(DraftLengthPolicy):
@@ -128,7 +133,7 @@ class PayingLength(DraftLengthPolicy):
 
     def __init__(self, costs: CostTable | None = None) -> None:
         self.costs = costs or CostTable()
-        self._draft_cost = 0.0
+        self._draft_costs: deque[float] = deque(maxlen=WINDOW)
 
     def prepare(self, session: Session, slot: int, tokens: Int[np.ndarray, "n"]) -> None:
         """See `DraftLengthPolicy.prepare`."""
@@ -142,8 +147,7 @@ class PayingLength(DraftLengthPolicy):
     def observe_draft(self, tokens: int, seconds: float) -> None:
         """See `DraftLengthPolicy.observe_draft`."""
         if tokens:
-            each = seconds / tokens
-            self._draft_cost = each if self._draft_cost == 0.0 else 0.9 * self._draft_cost + 0.1 * each
+            self._draft_costs.append(seconds / tokens)
 
     def choose(self, survivals: Sequence[Float[np.ndarray, "_"]], context: int, rectangular: bool = False) -> list[int]:
         """See `DraftLengthPolicy.choose`."""
@@ -179,11 +183,12 @@ class PayingLength(DraftLengthPolicy):
 
         The future is taken to be like the past: every further token survives with the geometric mean so far.
         """
-        if offset >= self.limit:
+        if offset >= (self.limit if self._draft_costs else FIRST_DRAFT):
             return False
         rate = survival ** (1.0 / (offset + 1))
         tokens = np.cumsum(rate ** np.arange(self.limit + 1))
-        costs = self.costs.curve(self.limit + 1, context) + self._draft_cost * np.arange(self.limit + 1)
+        each = median(self._draft_costs) if self._draft_costs else 0.0
+        costs = self.costs.curve(self.limit + 1, context) + each * np.arange(self.limit + 1)
         return offset < _paying(tokens / costs)
 
 

@@ -37,6 +37,7 @@ class RunningRequest:
         self.noise = CounterNoise(request.seed)
         self.slot = -1
         self.speculate = request.speculate
+        self.draft_asked = False
         self.acceptance = AcceptanceRate()
         self.counts = Counts()
         self.timings = Timings()

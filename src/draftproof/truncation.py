@@ -109,7 +109,8 @@ def _nucleus(scaled: Scaled, weights: Scaled, mass: float) -> Int[np.ndarray, "k
     for depth in (4.0, SHALLOW):
         near = np.flatnonzero(scaled >= -depth)
         if float(weights[near].sum()) >= mass:
-            return near[_fewest(scaled[near], weights[near], mass)]
+            inner: Int[np.ndarray, "kept"] = near[_fewest(scaled[near], weights[near], mass)]
+            return inner
     return _fewest(scaled, weights, mass)
 
 

@@ -41,8 +41,8 @@ def test_a_copy_in_fewer_bits_is_made_once_and_drafts(gguf: LlamaCppModel) -> No
 
 def test_another_file_gets_another_copy(gguf: LlamaCppModel, tmp_path: Path) -> None:
     first = quantised(gguf.path, "q8_0")
-    other = gguf_file.write_llama(tmp_path / "other" / "target.gguf") if (tmp_path / "other").mkdir() is None else None
-    assert other is not None
+    (tmp_path / "other").mkdir()
+    other = gguf_file.write_llama(tmp_path / "other" / "target.gguf")
     assert quantised(other, "q8_0") != first
     assert quantised(gguf.path, "q4_0") != first
 

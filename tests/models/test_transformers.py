@@ -185,7 +185,7 @@ def test_options_out_of_range(folder: Path) -> None:
         ({"flash_attention": True}, r"has no option flash_attention .*dtype, device"),
     ):
         with pytest.raises(UsageError, match=match):
-            load(str(folder), **options)  # type: ignore[arg-type]
+            load(str(folder), **options)
     with pytest.raises(ModelLoadError, match="cannot load"):
         load(str(folder), attn_implementation="telepathy")
 

@@ -287,7 +287,12 @@ def test_a_row_leaves_the_device_only_when_asked_for(
     model, text = model_and_text
     fetched: list[int] = []
     host_row = model.host_row
-    monkeypatch.setattr(model, "host_row", lambda logits: fetched.append(1) or host_row(logits))
+
+    def record(logits: torch.Tensor) -> np.ndarray:
+        fetched.append(1)
+        return host_row(logits)
+
+    monkeypatch.setattr(model, "host_row", record)
     with model.session() as session:
         (rows,) = session.score([Query(0, text[:5], text[5:9])])
         assert not fetched

@@ -60,6 +60,7 @@ class TransformersModel(Model):
         name: what to call it; None takes the configuration's.
 
     Attributes:
+        module: the model.
         mode: how a pass is run: requests "together" in one call, "apart" one after the other, or "stepwise", token by
             token: some recurrent layers go on from their state for a single token only. Then a draft saves nothing.
 
@@ -68,6 +69,8 @@ class TransformersModel(Model):
         MissingDependencyError: if transformers or torch is not installed.
         UsageError: if context_length is out of range.
     """
+
+    tokenizer: TransformersTokenizer
 
     def __init__(
         self, module: Any, tokenizer: Any, *, context_length: int | None = None, name: str | None = None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ def load_transformers(
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     if file is not None:
         need("gguf")
+        need("accelerate")
         options["gguf_file"] = file
     options = {key: value for key, value in options.items() if value}
     placed = _device(torch, device)
@@ -180,7 +182,8 @@ def _quiet(transformers: Any) -> Iterator[None]:
     log.set_verbosity_error()
     log.disable_progress_bar()
     try:
-        with warnings.catch_warnings():
+        # What reads GGUF files draws a progress bar of its own.
+        with redirect_stderr(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
