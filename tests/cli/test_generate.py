@@ -113,6 +113,11 @@ def test_the_prompt_may_come_from_standard_input() -> None:
         (["", "--max-tokens", "3"], "empty"),
         (["ABC", "--max-tokens", "3"], "'ABC'"),
         (["abc", "--threads", "2"], "threads"),
+        (["abc", "--dtype", "bfloat16"], "dtype"),
+        (["abc", "--draft-vocabulary", "fuzzy"], "auto, same, intersection, text"),
+        (["abc", "--draft-vocabulary", "text"], "use it with --drafter model:SPEC"),
+        (["abc", "--drafter", "self:layers=2"], "needs a transformers target"),
+        (["abc", "--drafter", "self:q1"], "'self:q1'"),
         (["a" * 5000], "5000"),
     ],
 )
@@ -164,6 +169,17 @@ def test_an_argument_that_is_not_utf8_is_refused() -> None:
     )  # fmt: skip
     assert result.returncode == 2
     assert "error: " in error_of(result)
+
+
+def test_how_a_draft_model_of_another_vocabulary_drafts_is_printed_and_can_be_chosen() -> None:
+    drafted = ["abc", "--max-tokens", "20", "--drafter", "model:toy:pair-draft"]
+    plain = toy("abc", "--max-tokens", "20", "--drafter", "none")
+    for options, said in (([], ""), (["--draft-vocabulary", "text"], "by text that the target's tokenizer reads")):
+        result = toy(*drafted, *options)
+        assert result.returncode == 0
+        assert result.stdout == plain.stdout
+        assert ("drafting with" in result.stderr.decode()) == bool(said)
+        assert said in result.stderr.decode()
 
 
 def test_max_tokens_0_is_an_empty_text() -> None:

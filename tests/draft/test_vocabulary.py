@@ -105,7 +105,7 @@ def test_little_in_common_goes_by_text() -> None:
     drafter = ModelDrafter(draft)
     drafter.check(target)
     assert drafter.mode == "text"
-    assert "by text: the vocabularies differ too much" in drafter.describe()
+    assert "by text that the target's tokenizer reads" in drafter.describe()
     with pytest.raises(UsageError, match="share no id at all, from 0 on: 'Q' against 'a'"):
         ModelDrafter(toy([b"Q", b"R"]), vocabulary="intersection").check(target)
     with (

@@ -207,6 +207,11 @@ def test_an_encoder_decoder_is_refused() -> None:
         TransformersModel(made, tiny_transformers.tokenizer())
 
 
+def test_a_model_without_a_head_is_refused() -> None:
+    with pytest.raises(ModelLoadError, match=r"LlamaModel.* has no language-model head; use AutoModelForCausalLM"):
+        TransformersModel(tiny_transformers.module("llama").model, tiny_transformers.tokenizer())
+
+
 @pytest.mark.parametrize("absent", ["torch", "transformers"])
 def test_a_missing_library_is_named(folder: Path, absent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, absent, None)

@@ -94,10 +94,10 @@ class ModelDrafter(Drafter):
 
     def describe(self) -> str:
         """See `Drafter.describe`: how the two vocabularies go together."""
+        if self._shared is not None and self.mode == "text":
+            return f"{self.name}, by text that the target's tokenizer reads"
         if self._shared is None or self._shared.identical:
             return self.name
-        if self.mode == "text":
-            return f"{self.name}, by text: the vocabularies differ too much"
         shared, whole = len(self._shared.target_ids), self._shared.target_size
         return f"{self.name}, by the {shared:,} of {whole:,} ids that both vocabularies have"
 

@@ -83,8 +83,12 @@ class TransformersModel(Model):
             raise ModelLoadError(f"model {self.name} has an encoder; only decoder models can verify drafts: use one")
         self.tokenizer = TransformersTokenizer(tokenizer, self.name)
         self.device: torch.device = module.get_input_embeddings().weight.device
-        rows = int(module.get_output_embeddings().weight.shape[0])
-        self.vocab_size = _common_vocabulary(self.name, self.tokenizer.size, rows)
+        head = module.get_output_embeddings()
+        if head is None:
+            raise ModelLoadError(
+                f"model {self.name} ({type(module).__name__}) has no language-model head; use AutoModelForCausalLM"
+            )
+        self.vocab_size = _common_vocabulary(self.name, self.tokenizer.size, int(head.weight.shape[0]))
         missing = self.tokenizer.missing()
         self._banned = missing[missing < self.vocab_size]
         trained = getattr(text, "max_position_embeddings", None)
@@ -122,7 +126,7 @@ class TransformersModel(Model):
         return TransformersSession(self, slots)
 
     def close(self) -> None:
-        """Lets go of the model; closing twice is harmless."""
+        """Gives no more sessions; the memory is free when nothing refers to the model. Closing twice is harmless."""
         self._closed = True
 
     def call(
