@@ -19,6 +19,9 @@ Scaled: TypeAlias = Float[np.ndarray, "candidates"]
 SHALLOW, DEEP = 8.0, 18.0
 """How far below the largest, in scaled logits, candidates are looked for at first; e**-18 is 1.5e-8."""
 
+BINS, BINS_PER_UNIT = 2048, 64.0
+"""Bins of depth in which a nucleus is looked for; what lies deeper than 32 is in the last."""
+
 
 def truncated_law(logits: Float[np.ndarray, "vocab"], top: float, sampler: Sampler) -> Distribution:
     """Returns steps 6 to 9 of `Sampler` on processed logits whose largest is `top`; needs temperature > 0.
@@ -105,36 +108,18 @@ def _largest(scaled: Scaled, k: int) -> Int[np.ndarray, "k"]:
 
 
 def _nucleus(scaled: Scaled, weights: Scaled, mass: float) -> Int[np.ndarray, "kept"]:
-    """Returns the sorted places of the fewest largest values whose weights reach `mass`, lowest places on ties."""
-    for depth in (4.0, SHALLOW):
-        near = np.flatnonzero(scaled >= -depth)
-        if float(weights[near].sum()) >= mass:
-            inner: Int[np.ndarray, "kept"] = near[_fewest(scaled[near], weights[near], mass)]
-            return inner
-    return _fewest(scaled, weights, mass)
+    """Returns the sorted places of the fewest largest values whose weights reach `mass`, lowest places on ties.
 
-
-def _fewest(scaled: Scaled, weights: Scaled, mass: float) -> Int[np.ndarray, "kept"]:
-    """Does what `_nucleus` says by a weighted quickselect: linear, however flat the law is."""
-    left = weights.copy()
-    low, high = 0, len(left)
-    # The last one that is needed lies in left[low:high]; all after those are needed too, and leave `mass` to reach.
-    while high - low > 64:
-        middle = (low + high) // 2
-        left[low:high].partition(middle - low)
-        upper = float(left[middle:high].sum())
-        if upper >= mass:
-            low = middle
-        else:
-            mass -= upper
-            high = middle
-    rest = np.sort(left[low:high])[::-1]
+    The weights are summed in bins of depth and only the bin at the edge is sorted: linear, however flat the law is.
+    """
+    bins = np.minimum(scaled * -BINS_PER_UNIT, float(BINS)).astype(np.intp)
+    reached = np.cumsum(np.bincount(bins, weights))
     # By rounding only, all of them may fall short.
-    last = min(int(np.searchsorted(np.cumsum(rest), mass, side="left")), len(rest) - 1)
-    kept = weights >= rest[last]
-    spare = int(np.count_nonzero(kept)) - (len(left) - high + last + 1)
-    if spare:
-        ties = np.flatnonzero(weights == rest[last])
-        # Exponentials of different values can be equal.
-        kept[ties[np.argsort(-scaled[ties], kind="stable")[len(ties) - spare :]]] = False
+    edge = min(int(np.searchsorted(reached, mass, side="left")), len(reached) - 1)
+    at_edge = np.flatnonzero(bins == edge)
+    order = at_edge[np.argsort(-scaled[at_edge], kind="stable")]
+    short = mass - (float(reached[edge - 1]) if edge else 0.0)
+    needed = int(np.searchsorted(np.cumsum(weights[order]), short, side="left")) + 1
+    kept = bins < edge
+    kept[order[:needed]] = True
     return np.flatnonzero(kept)
