@@ -166,9 +166,9 @@ class _GrowingByIds(_Growing):
 
     def draw(self, rows: Rows) -> bool:
         # The target's history, whose penalties count its own ids.
-        history = self.proposal.tokens
-        if self._tokens:
-            history = np.concatenate([history, as_tokens(self._tokens)])
+        history = self.context
+        if self._shared is not None:
+            history = np.concatenate([self.proposal.tokens, as_tokens(self._tokens)])
         mapped = rows if self._shared is None else self._shared.rows(rows)
         law = self._sampler.laws(history, NO_TOKENS, mapped)[0]
         token = self.proposal.draw(law, self.drawn)

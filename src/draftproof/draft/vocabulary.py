@@ -169,13 +169,14 @@ class Translation:
 
 def encode_continued(tokenizer: Tokenizer, text: str) -> Tokens:
     """Returns the ids of a text that continues another: without the space that some tokenizers put in front."""
-    alone = tokenizer.encode(text, add_special=False)
     try:
         anchor = tokenizer.encode("\n", add_special=False)
         both = tokenizer.encode("\n" + text, add_special=False)
+        if common_prefix(anchor, both) == len(anchor):
+            return both[len(anchor) :]
     except UsageError:
-        return alone
-    return both[len(anchor) :] if common_prefix(anchor, both) == len(anchor) else alone
+        pass  # a tokenizer without a line break
+    return tokenizer.encode(text, add_special=False)
 
 
 def _whole_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> str:

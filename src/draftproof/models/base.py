@@ -57,6 +57,23 @@ class Tokenizer(ABC):
         return False
 
 
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raises UsageError if a chat is empty or a message is malformed."""
+    if not messages:
+        raise UsageError("messages [] are empty; give at least one message")
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not all(
+            isinstance(message.get(key), str) for key in ("role", "content")
+        ):
+            raise UsageError(f'message {i} is {message!r}; give {{"role": "user", "content": "some text"}}')
+
+
+def template_refusal(name: str, error: Exception) -> UsageError:
+    """Returns the error for what a chat template raised: a template is a program, and that is its answer."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return UsageError(f"the chat template of {name} refuses these messages: {reason}")
+
+
 @runtime_checkable
 class Rows(Protocol):
     """The logits one query asked for, read lazily; valid until the session's next `score`."""

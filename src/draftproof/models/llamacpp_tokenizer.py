@@ -6,14 +6,14 @@ import ctypes
 import datetime
 import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress, repeat
 from typing import Any, NoReturn
 
 import numpy as np
 
 from draftproof.errors import MissingDependencyError, ModelLoadError, UsageError
-from draftproof.models.base import Message, Tokenizer
+from draftproof.models.base import Message, Tokenizer, check_messages, template_refusal
 from draftproof.models.llamacpp_library import INSTALL, Pointer, library
 from draftproof.types import NO_TOKENS, Tokens
 
@@ -129,20 +129,12 @@ class LlamaCppTokenizer(Tokenizer):
         """
         if not self._template_source:
             return super().apply_chat_template(messages)
-        if not messages:
-            raise UsageError("messages [] are empty; give at least one message")
-        for i, message in enumerate(messages):
-            if not isinstance(message, Mapping) or not all(
-                isinstance(message.get(key), str) for key in ("role", "content")
-            ):
-                raise UsageError(f'message {i} is {message!r}; give {{"role": "user", "content": "some text"}}')
+        check_messages(messages)
         render = self._render or self._compile()
         try:
             return render(messages=[dict(message) for message in messages], add_generation_prompt=True)
         except Exception as error:
-            # A template is a program: whatever it raises is its answer to these messages.
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise UsageError(f"the chat template of {self._name} refuses these messages: {reason}") from error
+            raise template_refusal(self._name, error) from error
 
     def _compile(self) -> Callable[..., str]:
         try:

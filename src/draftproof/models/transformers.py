@@ -38,7 +38,7 @@ _MASKED_ATTENTION = ("sdpa", "eager")
 _MISSING_IDS = 1024
 """How many ids a tokenizer may lack for padding: more, and it belongs to another model."""
 
-_REFUSALS = (TypeError, ValueError, IndexError, KeyError, AttributeError, RuntimeError, NotImplementedError)
+_REFUSALS = (TypeError, ValueError, IndexError, KeyError, AttributeError, RuntimeError)
 """What a model raises that does not take what it is given."""
 
 _PROBE_LENGTH = 8
@@ -61,6 +61,7 @@ class TransformersModel(Model):
 
     Attributes:
         module: the model.
+        text_config: the configuration of its layers.
         mode: how a pass is run: requests "together" in one call, "apart" one after the other, or "stepwise", token by
             token: some recurrent layers go on from their state for a single token only. Then a draft saves nothing.
 
@@ -76,7 +77,7 @@ class TransformersModel(Model):
         self, module: Any, tokenizer: Any, *, context_length: int | None = None, name: str | None = None
     ) -> None:
         config = module.config
-        text = config.get_text_config(decoder=True)
+        self.text_config = text = config.get_text_config(decoder=True)
         self.module = module.eval()
         self.name = name or Path(getattr(config, "_name_or_path", "") or type(module).__name__).name
         if getattr(config, "is_encoder_decoder", False):

@@ -61,7 +61,7 @@ class TransformersSession(Session):
     def _forward(self, queries: Sequence[Query], keep: Sequence[int]) -> list[Rows]:
         if self._closed:
             raise UsageError(f"this session of {self.model.name} is closed; make a new one")
-        with torch.inference_mode(), grouped(self.model.module.config.get_text_config(decoder=True)):
+        with torch.inference_mode(), grouped(self.model.text_config):
             return self._run(queries, keep)
 
     def _run(self, queries: Sequence[Query], keep: Sequence[int]) -> list[Rows]:

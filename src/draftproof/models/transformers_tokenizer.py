@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from draftproof.errors import MissingDependencyError, UsageError
-from draftproof.models.base import Message, Tokenizer
+from draftproof.models.base import Message, Tokenizer, check_messages, template_refusal
 from draftproof.types import NO_TOKENS, Tokens, as_tokens
 
 _SPACE = "\u2581"
@@ -122,13 +122,7 @@ class TransformersTokenizer(Tokenizer):
         """
         if not self.has_chat_template:
             return super().apply_chat_template(messages)
-        if not messages:
-            raise UsageError("messages [] are empty; give at least one message")
-        for i, message in enumerate(messages):
-            if not isinstance(message, Mapping) or not all(
-                isinstance(message.get(key), str) for key in ("role", "content")
-            ):
-                raise UsageError(f'message {i} is {message!r}; give {{"role": "user", "content": "some text"}}')
+        check_messages(messages)
         try:
             text: str = self.tokenizer.apply_chat_template(
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
@@ -136,9 +130,7 @@ class TransformersTokenizer(Tokenizer):
         except ImportError as error:
             raise MissingDependencyError("chat templates need jinja2; run: pip install jinja2") from error
         except Exception as error:
-            # A template is a program: whatever it raises is its answer to these messages.
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise UsageError(f"the chat template of {self._name} refuses these messages: {reason}") from error
+            raise template_refusal(self._name, error) from error
         return text
 
 
