@@ -2,12 +2,14 @@
 
 Without arguments on a tiny model with random weights; for a real one, in under an hour on two cores:
 
-    python examples/13_distill_a_draft.py --target transformers:smollm2-135m --layers 6 --minutes 50 --out my-draft
+    python examples/13_distill_a_draft.py transformers:smollm2-135m 4 50 my-draft    # 4 layers, 50 minutes
     draftproof generate "Why is the sky blue?" --target transformers:smollm2-135m --drafter model:my-draft
 """
 
-import argparse
 import copy
+import inspect
+import random
+import sys
 import time
 
 import tokenizers
@@ -18,43 +20,48 @@ import draftproof as dp
 from draftproof.draft.copies import first_layers
 from draftproof.models.transformers import TransformersModel
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--target")
-parser.add_argument("--layers", default="1")
-parser.add_argument("--minutes", type=float, default=0.05)
-parser.add_argument("--out")
-options = parser.parse_args()
-if options.target:
-    target, batch, length = dp.load(options.target, dtype="bfloat16"), 32, 256
-else:
-    letters = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={chr(97 + i): i for i in range(26)}, merges=[]))
-    sizes = {"vocab_size": 26, "n_positions": 64, "n_embd": 32, "n_layer": 3, "n_head": 4}
-    config = transformers.GPT2Config(**sizes, initializer_range=0.3, bos_token_id=0, eos_token_id=None)
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=letters)
-    target, batch, length = TransformersModel(transformers.GPT2LMHeadModel(config), tokenizer, name="tiny"), 8, 32
+spec, layers, minutes, out = sys.argv[1:] or ("", "1", "0.05", "")
+letters = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={chr(97 + i): i for i in range(26)}, merges=[]))
+config = transformers.GPT2Config(26, 64, 32, 3, 4, initializer_range=0.3, bos_token_id=0, eos_token_id=None)
+tiny = TransformersModel(
+    transformers.GPT2LMHeadModel(config), transformers.PreTrainedTokenizerFast(tokenizer_object=letters)
+)
+target = dp.load(spec, dtype="bfloat16") if spec else tiny
 assert isinstance(target, TransformersModel)
+module, batch, length = target.module, 96 if spec else 8, 256 if spec else 32
+start = target.tokenizer.encode("<|im_start|>user\n", parse_special=True).tolist() if spec else [0]
+cache = "cache" if "cache" in inspect.signature(module.base_model.forward).parameters else "past_key_values"
 
-student = copy.deepcopy(first_layers(target, options.layers).module).float().requires_grad_(False)
+
+@torch.no_grad()
+def lessons() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Returns text that the target writes at temperature 0.8, and its last hidden states, in parts of eight."""
+    text, seen, past = torch.tensor([start] * batch), [], transformers.DynamicCache()
+    for _ in range(length):
+        seen.append(module.base_model(text[:, past.get_seq_length() :], **{cache: past}).last_hidden_state)
+        cdf = (module.lm_head(seen[-1][:, -1]).float() / 0.8).softmax(-1).cumsum(-1)
+        text = torch.cat([text, torch.searchsorted(cdf, torch.rand(batch, 1) * cdf[:, -1:])], 1)
+    hidden = torch.cat(seen, 1)
+    return [(text[i : i + 8, :-1], hidden[i : i + 8]) for i in range(0, batch, 8)]
+
+
+student = copy.deepcopy(first_layers(target, layers).module).float().requires_grad_(False)
 taught = [weight for name, weight in student.named_parameters() if "layers." in name or ".h." in name or "norm" in name]
-optimizer = torch.optim.AdamW([weight.requires_grad_() for weight in taught], lr=1e-3, weight_decay=0.0)
-
-start = target.tokenizer.encode("<|im_start|>user\n", parse_special=True) if options.target else [0]
-began = time.monotonic()
-overlaps: list[float] = []
-while (spent := (time.monotonic() - began) / (60 * options.minutes)) < 1.0 or len(overlaps) < 20:
-    # The target writes both sides of a chat, at temperature 1; its laws along that text are what is to be learnt.
-    ids = torch.tensor([list(map(int, start))] * batch)
-    text = target.module.generate(ids, do_sample=True, top_k=0, min_new_tokens=length, max_new_tokens=length)
-    with torch.no_grad():
-        laws = target.module(text).logits.float().softmax(-1)
-    for rows, p in zip(text.split(8), laws.split(8), strict=True):
-        q = student(rows).logits.log_softmax(-1)
-        optimizer.param_groups[0]["lr"] = 1e-3 * max(1.0 - spent, 0.02)
+optimizer = torch.optim.AdamW([weight.requires_grad_() for weight in taught])
+began, read, overlaps = time.monotonic(), lessons(), list[float]()
+while (spent := (time.monotonic() - began) / (60 * float(minutes))) < 1.0:
+    new = lessons()
+    for text, hidden in new + random.sample(read, len(new)):  # what is new, and as much of the old once more
+        optimizer.param_groups[0]["lr"] = 1e-3 * min(len(overlaps) / 30, max(1.0 - spent, 0.01))
+        with torch.autocast("cpu", torch.bfloat16):
+            p, q = module.lm_head(hidden).float().softmax(-1), student(text).logits.float().log_softmax(-1)
+        overlap = torch.minimum(p, q.exp()).sum(-1).mean()  # the acceptance at temperature 1
         optimizer.zero_grad()
-        (-(p * q).sum(-1).mean()).backward()
+        (-(p * q).sum(-1).mean() if spent < 0.6 else 1.0 - overlap).backward()
         optimizer.step()
-        overlaps.append(torch.minimum(p, q.detach().exp()).sum(-1).mean().item())
-print(f"mean overlap of the two laws, which is the acceptance: {overlaps[0]:.2f} at first, {overlaps[-1]:.2f} at last")
-if options.out:
-    student.to(target.module.dtype).save_pretrained(options.out)
-    target.tokenizer.tokenizer.save_pretrained(options.out)
+        overlaps.append(overlap.item())
+    read += new
+    print(f"{len(overlaps)} steps: the laws overlap by {sum(overlaps[-len(new) :]) / len(new):.3f}", flush=True)
+if out:
+    student.to(module.dtype).save_pretrained(out)
+    target.tokenizer.tokenizer.save_pretrained(out)
