@@ -22,7 +22,8 @@ from draftproof.models.transformers import TransformersModel
 
 spec, layers, minutes, out = sys.argv[1:] or ("", "1", "0.05", "")
 letters = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={chr(97 + i): i for i in range(26)}, merges=[]))
-config = transformers.GPT2Config(26, 64, 32, 3, 4, initializer_range=0.3, bos_token_id=0, eos_token_id=None)
+sizes = {"vocab_size": 26, "n_positions": 64, "n_embd": 32, "n_layer": 3, "n_head": 4}
+config = transformers.GPT2Config(**sizes, initializer_range=0.3, bos_token_id=0, eos_token_id=None)
 tiny = TransformersModel(
     transformers.GPT2LMHeadModel(config), transformers.PreTrainedTokenizerFast(tokenizer_object=letters)
 )

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import settings
 from jaxtyping import config
 
+pytest_plugins = ["pytester"]
+
 settings.register_profile("draftproof", derandomize=True, deadline=None, max_examples=150)
 settings.load_profile("draftproof")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from draftproof.distribution import Distribution
 from draftproof.draft.load import load_drafter
 from draftproof.errors import UsageError
-from draftproof.explain import TokenAccount, _g_test, explain_laws, laws_after, simulate
+from draftproof.explain import TokenAccount, explain_laws, laws_after, simulate
 from draftproof.models.load import load
 from draftproof.rules import TokenRule
 from draftproof.sampling import Sampler
@@ -126,19 +126,6 @@ def test_simulation_of_a_certain_token() -> None:
 def test_simulation_needs_draws(draws: int) -> None:
     with pytest.raises(UsageError, match=f"simulate {draws} is not a count of draws"):
         simulate(P, Q, draws)
-
-
-def test_g_test_takes_rare_cells_together_and_condemns_the_impossible() -> None:
-    rare = Distribution(np.array([0.5, 0.496, 0.001, 0.001, 0.001, 0.001]))
-    fits = {0: 500, 1: 496, 2: 1, 4: 3}
-    assert _g_test(rare, fits, 1000) == pytest.approx((0.0, 1, 1.0), abs=1e-9)
-    many = {0: 2500, 1: 2480, 2: 20}
-    assert _g_test(rare, many, 5000)[1] == 5
-    g, degrees, chance = _g_test(rare, {0: 600, 1: 400}, 1000)
-    assert degrees == 1
-    assert g == pytest.approx(2 * (600 * math.log(600 / 504.0) + 400 * math.log(400 / 496.0)), rel=1e-2)
-    assert chance < 1e-8
-    assert _g_test(Distribution(np.array([1.0, 0.0])), {0: 99, 1: 1}, 100)[2] == 0.0
 
 
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(temperature=0.5, top_p=0.9), Sampler(temperature=0.0)])

@@ -9,6 +9,9 @@ for step in engine.stream("Once upon a time", max_tokens=64, seed=1):
 ```
 """
 
+import importlib
+from typing import Any
+
 from draftproof.bounds import (
     Estimate,
     block_optimum,
@@ -140,3 +143,10 @@ __all__ = [
     "verify_logits",
     "verify_tree",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when asked for: audits are a small part of what most programs use.
+    if name == "audit":
+        return importlib.import_module("draftproof.audit")
+    raise AttributeError(f"module 'draftproof' has no attribute {name!r}")

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from draftproof.cli.audit import app as audit
 from draftproof.cli.explain import explain
 from draftproof.cli.generate import generate
 from draftproof.errors import DraftproofError, ModelLoadError, UsageError
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(explain)
+app.add_typer(audit, name="audit")
 
 
 def _version(wanted: bool) -> None:

@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from draftproof.distribution import Distribution
 from draftproof.draft.base import Drafter, Proposal
 from draftproof.errors import UsageError
+from draftproof.goodness import g_test
 from draftproof.models.base import Model, Query
 from draftproof.noise import CounterNoise, Seed
 from draftproof.rules.token import TokenRule
@@ -186,8 +187,11 @@ def simulate(p: Distribution, q: Distribution, draws: int, seed: Seed = 0) -> Si
         accepted += verdict.accepted
         token = x if verdict.accepted else verdict.token
         counts[token] = counts.get(token, 0) + 1
-    g, degrees, p_value = _g_test(p, counts, draws)
-    return Simulation(draws, seed, accepted, dict(sorted(counts.items())), g, degrees, p_value)
+    ids = np.union1d(p.support(), np.array(list(counts), dtype=np.int64))
+    test = g_test(p.prob_of(ids), np.array([float(counts.get(int(token), 0)) for token in ids]))
+    return Simulation(
+        draws, seed, accepted, dict(sorted(counts.items())), test.g, test.degrees_of_freedom, test.p_value
+    )
 
 
 def laws_after(
@@ -228,23 +232,3 @@ def laws_after(
 def _total(parts: Sequence[float | None]) -> float | None:
     known = [part for part in parts if part is not None]
     return math.fsum(known) if known else None
-
-
-def _g_test(p: Distribution, counts: dict[int, int], draws: int) -> tuple[float, int, float]:
-    from scipy.stats import chi2  # takes longer to import than most commands run
-
-    ids = np.union1d(p.support(), np.array(list(counts), dtype=np.int64))
-    law = p.prob_of(ids)
-    seen: Float[np.ndarray, "n"] = np.array([float(counts.get(int(token), 0)) for token in ids])
-    if bool(seen[law == 0.0].any()):
-        return math.inf, 0, 0.0
-    large = draws * law >= 5.0
-    cells = [*zip(seen[large], draws * law[large], strict=True)]
-    pooled = float(seen[~large].sum()), draws * float(law[~large].sum())
-    if pooled[1] >= 5.0 or not cells:
-        cells.append(pooled)
-    elif pooled[1] > 0.0:
-        cells[0] = cells[0][0] + pooled[0], cells[0][1] + pooled[1]
-    g = 2.0 * math.fsum(found * math.log(found / expected) for found, expected in cells if found > 0.0)
-    degrees = len(cells) - 1
-    return max(g, 0.0), degrees, float(chi2.sf(max(g, 0.0), degrees)) if degrees else 1.0

@@ -1,0 +1,140 @@
+"""What the audit of engines finds: real engines with known bugs on toy pairs, and exact ones for false alarms.
+
+python -m benchmarks.bench_audit            # bugs: tokens until found, and whether the family is named
+python -m benchmarks.bench_audit --exact    # exact engines: alarms of 300 audits at alpha 0.01
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import draftproof as dp
+from benchmarks.record import print_table, write_csv
+from draftproof.audit import Verdict, check_engine
+from draftproof.audit.faulty import FAULTY_DRAFTERS, FaultyRule, toy_pairs
+from draftproof.audit.zoo import BUGS
+
+RESULTS = Path(__file__).parent / "results"
+PROMPTS = [[1], [2, 3], [4, 5, 6]]
+LENGTH = 4
+
+MEDIANS: dict[str, int] = {
+    "the bonus token comes from the row before": 60,
+    "accepts if p >= q, without a coin": 56,
+    "the first draft token is not checked": 73,
+    "an argmax draft passes for a sample": 86,
+    "accepts if u < p": 130,
+    "block verification stops at the first no": 169,
+    "unlikely draft tokens are dropped": 357,
+    "the draft is drawn at a lower temperature than is told": 384,
+    "the residual is p itself": 633,
+    "the residual is p without the rejected token": 963,
+    "accepts 1.2 times too often": 2205,
+    "a truncated draft is told by its raw law": 4032,
+}
+"""Tokens until found that a first experiment gave, on a pair of its own, at alpha 1e-3 and four draft tokens."""
+
+
+def bugs(target: dp.Model, draft: dp.Model) -> Iterator[tuple[str, str, dp.Engine]]:
+    """Yields every engine with a bug: its name, its family, the engine."""
+    for bug in BUGS:
+        drafter = dp.ModelDrafter(draft)
+        yield bug.name, bug.family, dp.Engine(target, drafter, FaultyRule(bug, target.vocab_size), None, LENGTH)
+    for name, (family, spoil) in FAULTY_DRAFTERS.items():
+        yield name, family, dp.Engine(target, spoil(dp.ModelDrafter(draft)), "token", None, LENGTH)
+
+
+def find_bugs(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Returns a row for each bug and pair."""
+    rows: list[dict[str, Any]] = []
+    for pair, (target, draft) in toy_pairs().items():
+        for name, family, engine in bugs(target, draft):
+            reports = [
+                check_engine(
+                    engine,
+                    drafter=dp.ModelDrafter(draft),
+                    prompts=PROMPTS,
+                    tokens=arguments.tokens,
+                    seed=10_000 * seed,
+                )
+                for seed in range(arguments.seeds)
+            ]
+            found = [each for each in reports if each.verdict is Verdict.NOT_EXACT]
+            tokens = [each.numbers["tokens"] for each in reports]
+            rows.append(
+                {
+                    "pair": pair,
+                    "bug": name,
+                    "family": family,
+                    "found": len(found),
+                    "of": len(reports),
+                    "median_tokens": int(np.median(tokens)),
+                    "q90_tokens": int(np.quantile(tokens, 0.9)),
+                    "first_experiment": MEDIANS.get(name, ""),
+                    "bug_named": sum(each.likeliest_bug == name for each in found),
+                    "family_named": sum(each.family == family for each in found),
+                    "mostly_named": max(
+                        {each.likeliest_bug for each in found},
+                        key=lambda bug: sum(each.likeliest_bug == bug for each in found),
+                        default="",
+                    ),
+                }
+            )
+            print(rows[-1], file=sys.stderr, flush=True)
+            write_csv(arguments.out, rows, "python -m benchmarks.bench_audit")
+    return rows
+
+
+def exact_engines(target: dp.Model, draft: dp.Model) -> Iterator[tuple[str, dp.Engine]]:
+    """Yields engines that are lossless, by rule and drafter."""
+    for rule in ("token", "block", "coupled", "match"):
+        yield f"{rule}, draft model", dp.Engine(target, dp.ModelDrafter(draft), rule, None, LENGTH)
+    for drafter in ("suffix", "ngram"):
+        yield f"coupled, {drafter}", dp.Engine(target, drafter, "coupled", None, LENGTH)
+        yield f"token, {drafter}", dp.Engine(target, drafter, "token", dp.Sampler(temperature=0.8, top_p=0.9), LENGTH)
+
+
+def find_alarms(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Returns a row for each exact engine: alarms of audits that may stop at every token."""
+    rows: list[dict[str, Any]] = []
+    pairs = toy_pairs()
+    names = [name for name, _ in exact_engines(*pairs["TV 0.2"])]
+    runs = -(-arguments.runs // len(names))
+    for place, name in enumerate(names):
+        alarms, peaks = 0, []
+        for run in range(runs):
+            target, draft = pairs[list(pairs)[run % len(pairs)]]
+            engine = dict(exact_engines(target, draft))[name]
+            report = check_engine(
+                engine, prompts=PROMPTS, tokens=arguments.tokens, alpha=0.01, seed=10_000 * (place * runs + run)
+            )
+            alarms += report.verdict is Verdict.NOT_EXACT
+            peaks.append(report.numbers["largest_e_value"])
+        rows.append({"engine": name, "audits": runs, "alarms": alarms, "largest_e_value": round(max(peaks), 2)})
+        print(rows[-1], file=sys.stderr, flush=True)
+        write_csv(arguments.out, rows, "python -m benchmarks.bench_audit --exact")
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--exact", action="store_true", help="exact engines")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--runs", type=int, default=300)
+    parser.add_argument("--tokens", type=int, help="at most; default 20000, 2000 for exact engines")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    arguments.tokens = arguments.tokens or (2000 if arguments.exact else 20_000)
+    arguments.out = arguments.out or RESULTS / ("audit_exact.csv" if arguments.exact else "audit_bugs.csv")
+    rows = find_alarms(arguments) if arguments.exact else find_bugs(arguments)
+    print_table(list(rows[0]), rows)
+
+
+if __name__ == "__main__":
+    main()

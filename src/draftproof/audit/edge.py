@@ -1,0 +1,46 @@
+"""Which tokens a truncated law may or must keep, if its logits are known up to noise."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from draftproof.sampling import Sampler
+
+
+def doubtful_edges(
+    scores: Float[np.ndarray, "vocab"], sampler: Sampler, margin: float, edge: float
+) -> tuple[Int[np.ndarray, "certain"], Int[np.ndarray, "possible"]]:
+    """Returns the ids that are kept whatever the noise, and those that may be kept.
+
+    Noise exchanges tokens that lie within `margin` of each other in the order that top-k and top-p go by, so that one
+    of two nearly equal tokens is kept or the other; and it moves the mass of those above by up to `edge`.
+
+    Args:
+        scores: processed logits over temperature.
+        sampler: top-k, top-p and min-p.
+        margin: by how much two scores may be wrongly ordered.
+        edge: probability mass by which the mass above a token may be wrong.
+    """
+    ids = np.flatnonzero(np.isfinite(scores))
+    mine = scores[ids]
+    weights = np.exp(mine - mine.max())
+    order = np.argsort(-mine)
+    falling, mass = -mine[order], np.append(0.0, np.cumsum(weights[order] / weights.sum()))
+    # How many tokens are above each one for sure, and how many may be, itself not counted.
+    surely = np.searchsorted(falling, -(mine + margin), side="left")
+    maybe = np.searchsorted(falling, -(mine - margin), side="right")
+    certain, possible = np.ones(len(ids), dtype=bool), np.ones(len(ids), dtype=bool)
+    kept = 1.0
+    if sampler.top_k:
+        certain &= maybe - 1 < sampler.top_k
+        possible &= surely < sampler.top_k
+        kept = float(mass[min(sampler.top_k, len(ids))])
+    if sampler.top_p < 1.0:
+        certain &= mass[maybe] - (mass[-1] * weights / weights.sum()) < (sampler.top_p - edge) * kept
+        possible &= mass[surely] < (sampler.top_p + edge) * kept
+    if sampler.min_p > 0.0:
+        least = float(mine.max()) + np.log(sampler.min_p)
+        certain &= mine >= least + margin
+        possible &= mine >= least - margin
+    return ids[certain], ids[possible]

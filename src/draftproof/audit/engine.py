@@ -1,0 +1,431 @@
+"""Audits an engine by the tokens it emits: bets against the target's law, settled token by token."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from draftproof.audit.edge import doubtful_edges
+from draftproof.audit.martingale import BUG_LAWS, Evidence, Place
+from draftproof.audit.report import Bars, Finding, Line, Power, Progress, Report, Verdict, silent
+from draftproof.distribution import Distribution
+from draftproof.divergence import find_divergence
+from draftproof.draft.base import Drafter, DraftSession, Proposal
+from draftproof.draft.load import load_drafter
+from draftproof.draft.model import ModelDrafter
+from draftproof.engine import Engine
+from draftproof.errors import UsageError, whole
+from draftproof.models.base import Model, Query
+from draftproof.models.load import load
+from draftproof.request import Prompt, Request
+from draftproof.sampling import BoundSampler, Sampler
+from draftproof.types import NO_TOKENS, Tokens, as_tokens
+
+Generate: TypeAlias = Callable[[Tokens, int, int], Sequence[int]]
+"""(prompt ids, most tokens, seed) -> the ids it generates; an end-of-sequence id may be among them."""
+
+LAYER = "the tokens it samples, against its own target's laws computed without drafts"
+
+MEASURED_EVERY = 8
+"""Every so many places it is also worked out how fast each bug would show."""
+
+MARGIN = 4.0
+"""How many standard deviations of noise may exchange two tokens at the edge of a nucleus."""
+
+RANKS = ((0, 1), (1, 2), (2, 3), (3, 5), (5, 10), (10, 2**62))
+"""Places in the target's order that a plot takes together."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Truth:
+    """The target's law at a place, as far as noise lets it be known.
+
+    Attributes:
+        law: the law.
+        core: the ids it gives positive probability beyond doubt.
+        allowed: the ids it may give any, with noise.
+    """
+
+    law: Distribution
+    core: Int[np.ndarray, "core"]
+    allowed: Int[np.ndarray, "allowed"]
+
+
+def check_engine(
+    engine: Engine | Generate,
+    *,
+    target: Model | str | None = None,
+    drafter: Drafter | Model | str | None = None,
+    sampler: Sampler | None = None,
+    prompts: Sequence[Prompt],
+    max_tokens: int = 64,
+    tokens: int = 20_000,
+    alpha: float = 1e-3,
+    noise: float = 0.0,
+    seed: int = 0,
+    name: str | None = None,
+    progress: Progress = silent,
+) -> Report:
+    """Returns whether an engine's tokens have the law of its target, as far as they tell.
+
+    The engine generates from the prompts in turn; each token's law is computed by the target, one row a pass, without
+    drafts. The audit stops as soon as the evidence suffices, and may be stopped at any time: the chance of "not exact"
+    for an exact engine is at most `alpha` all the same.
+
+    Args:
+        engine: an `Engine`, or `generate(prompt, max_tokens, seed) -> ids` of any other.
+        target: the model whose law is claimed; None: the engine's.
+        drafter: what drafts, for evidence that only it gives: a drafter, a draft model or a spec; None: the engine's.
+        sampler: the law that is claimed; None: the engine's, else temperature 1.
+        prompts: what to generate from, in turn and again.
+        max_tokens: most tokens of one text.
+        tokens: how many to look at, at most.
+        alpha: P("not exact") for an exact engine.
+        noise: standard deviation of log p between the engine's own arithmetic and the reference's: 0 if they are the
+            same to rounding, about 0.02 for bfloat16. Tokens that it may carry across the edge of a nucleus are no
+            evidence, but for their number.
+        seed: seeds of the texts: seed, seed + 1, ...
+        name: what to call it.
+        progress: told how far it is.
+
+    Raises:
+        UsageError: if an argument is wrong.
+    """
+    if not 0.0 < alpha < 1.0:
+        raise UsageError(f"alpha {alpha} is not a probability of false alarm; use for example 1e-3")
+    if whole("tokens", tokens) < 1 or whole("max_tokens", max_tokens) < 1:
+        raise UsageError(f"tokens {tokens} and max_tokens {max_tokens} must be positive")
+    if not 0.0 <= noise < 1.0:
+        raise UsageError(f"noise {noise} is out of range; use 0 or a small number such as 0.02")
+    if isinstance(prompts, str) or not len(prompts):
+        raise UsageError("prompts must be a list with at least one prompt")
+    if isinstance(engine, Engine):
+        target, sampler = target or engine.target, sampler or engine.sampler
+        drafter = engine.drafter if drafter is None else drafter
+    if target is None:
+        raise UsageError("target is missing; give the model whose law is claimed")
+    model = load(target)
+    audit = _Audit(
+        name or str(getattr(engine, "__name__", type(engine).__name__)),
+        engine,
+        model,
+        _drafter(drafter, model),
+        sampler or Sampler(),
+        noise,
+        alpha,
+        Evidence(noise**2),
+    )
+    began = time.perf_counter()
+    with closing(audit):
+        report = audit.run(prompts, max_tokens, tokens, seed, progress)
+    return replace(report, seconds=time.perf_counter() - began)
+
+
+@dataclass(eq=False)
+class _Audit:
+    """One engine under audit."""
+
+    subject: str
+    engine: Engine | Generate
+    model: Model
+    drafter: Drafter | None
+    sampler: Sampler
+    noise: float
+    alpha: float
+    evidence: Evidence
+    texts: int = 0
+    at_edge: int = 0
+    near_ties: int = 0
+    generating: float = 0.0
+    passes: float = 0.0
+    seen: list[tuple[Tokens, int, float]] = field(default_factory=list)
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    ranks: Float[np.ndarray, "two ranks"] = field(default_factory=lambda: np.zeros((2, len(RANKS))))
+
+    def __post_init__(self) -> None:
+        self.session = self.model.session()
+        self.shadow = None if self.drafter is None else _Shadow(self.drafter, self.sampler, self.model)
+
+    def close(self) -> None:
+        self.session.close()
+        if self.shadow is not None:
+            self.shadow.close()
+
+    def run(self, prompts: Sequence[Prompt], max_tokens: int, tokens: int, seed: int, progress: Progress) -> Report:
+        began, looked, empty = time.perf_counter(), 0, 0
+        own = 0.0
+        bar = -math.log(self.alpha)
+        while looked < tokens:
+            request = Request(prompts[self.texts % len(prompts)])
+            prompt = request.prompt_tokens(self.model)
+            start = time.perf_counter()
+            try:
+                emitted = self._emitted(prompt, max_tokens, seed + self.texts)
+            except Exception as error:
+                return self._report(looked, Finding(f"the engine failed: {type(error).__name__}: {error}"), failed=True)
+            self.generating += time.perf_counter() - start
+            self.texts += 1
+            empty = 0 if len(emitted) else empty + 1
+            if empty > len(prompts):
+                return self._report(looked, Finding("the engine generates nothing from any prompt"), failed=True)
+            for finding in self._settled(prompt, as_tokens(emitted)[: tokens - looked]):
+                looked += 1
+                if finding is not None:
+                    return self._report(looked, finding)
+                if self.evidence.log_e >= bar:
+                    return self._report(looked, self._won())
+            self.curve.append((looked, self.evidence.log_e / math.log(10.0)))
+            own = time.perf_counter() - began
+            progress(looked / tokens, f"{looked} tokens in {own:.0f} s, e-value {_number(self.evidence.log_e)}")
+        return self._report(looked, None)
+
+    def _emitted(self, prompt: Tokens, max_tokens: int, seed: int) -> Sequence[int]:
+        if isinstance(self.engine, Engine):
+            return self.engine.generate(prompt, max_tokens=max_tokens, sampler=self.sampler, seed=seed).tokens
+        found = self.engine(prompt.copy(), max_tokens, seed)
+        return [whole("a generated id", token) for token in np.asarray(found).reshape(-1).tolist()]
+
+    def _settled(self, prompt: Tokens, emitted: Tokens) -> Iterator[Finding | None]:
+        """Yields, for each token in turn, what is wrong with it for sure; the bets on it are settled."""
+        bound = self.sampler.bind(len(prompt), self.model.eos_ids, self.model.vocab_size)
+        text, before = prompt, None
+        if self.shadow is not None and not self.sampler.greedy:
+            self.shadow.begin(prompt)
+        for token in emitted.tolist():
+            start = time.perf_counter()
+            row = self.session.score([Query(0, text, NO_TOKENS)])[0][0]
+            drafted = self.shadow.laws(text, bound) if self.shadow is not None and not self.sampler.greedy else None
+            self.passes += time.perf_counter() - start
+            if not 0 <= token < self.model.vocab_size:
+                yield Finding(f"it emits id {token}, which the target's vocabulary lacks", self._where(text, token))
+                return
+            if self.sampler.greedy:
+                yield self._greedy(bound, prompt, text, token, row)
+            else:
+                truth = self._truth(bound, text, row)
+                yield self._sampled(truth, bound, text, token, row, before, drafted)
+                before = truth.law
+            text = np.append(text, np.int32(token))
+
+    def _greedy(
+        self, bound: BoundSampler, prompt: Tokens, text: Tokens, token: int, row: Float[np.ndarray, "vocab"]
+    ) -> Finding | None:
+        self.evidence.tokens += 1
+        scores = bound.scores(text, row)
+        best = int(np.argmax(scores))
+        if token == best:
+            return None
+        so_far = text[len(prompt) :].tolist()
+        parted = find_divergence(self.model, bound, 0, prompt, [*so_far, best], [*so_far, token])
+        assert parted is not None
+        if parted.near_tie or parted.gap <= self.evidence.allowance**0.5:
+            self.near_ties += 1
+            return None
+        where = self._where(text, token) | {
+            "the target's choice": best,
+            "its lead, logits": parted.gap,
+            "rounding, logits": parted.rounding,
+        }
+        return Finding(
+            f"greedy text departs from the target's choice by {parted.gap:.3g} logits, where rounding changes "
+            f"{parted.rounding:.2g}",
+            where,
+            p_value=0.0,
+        )
+
+    def _sampled(
+        self,
+        truth: _Truth,
+        bound: BoundSampler,
+        text: Tokens,
+        token: int,
+        row: Float[np.ndarray, "vocab"],
+        before: Distribution | None,
+        drafted: tuple[Distribution | None, Distribution | None] | None,
+    ) -> Finding | None:
+        """Settles the bets on a token; returns a finding if the target never writes it there."""
+        if not _within(token, truth.allowed):
+            where = self._where(text, token) | {"the target's ids there": len(truth.allowed)}
+            return Finding("it emits a token to which the target's law gives probability 0", where, p_value=0.0)
+        at = _place(token, truth.core)
+        # Of tokens in doubt, any may be kept: no more than all of them, over the fewest that are kept beside them.
+        doubtful = np.setdiff1d(truth.allowed, truth.core)
+        most = _share(bound.scores(text, row), doubtful, truth.core) if len(doubtful) else 0.0
+        self.evidence.see_edge(at is None, most)
+        if at is None:
+            self.at_edge += 1
+            return None
+        p = truth.law.prob_of(truth.core)
+        q, raw = drafted or (None, None)
+        place = Place(
+            truth.core,
+            p / p.sum(),
+            None if q is None else q.prob_of(truth.core),
+            None if raw is None else raw.prob_of(truth.core),
+            None if before is None else before.prob_of(truth.core),
+            None if self.sampler == Sampler() else _softmax(row[truth.core]),
+        )
+        self.evidence.see(place, at, measure=len(self.seen) % MEASURED_EVERY == 0)
+        self.seen.append((text, token, float(place.p[at])))
+        top = np.sort(place.p)[::-1][: RANKS[-2][1]]
+        self.ranks[0] += [float(top[low:high].sum()) for low, high in RANKS[:-1]] + [1.0 - float(top.sum())]
+        rank = int((place.p > place.p[at]).sum())
+        self.ranks[1][next(i for i, (low, high) in enumerate(RANKS) if low <= rank < high)] += 1.0
+        return None
+
+    def _truth(self, bound: BoundSampler, text: Tokens, row: Float[np.ndarray, "vocab"]) -> _Truth:
+        law = bound.law(text, row)
+        ids = law.support()[law.probs > 0.0]
+        own = bound.sampler
+        if not self.noise or (own.top_k == 0 and own.top_p == 1.0 and own.min_p == 0.0):
+            return _Truth(law, ids, ids)
+        certain, possible = doubtful_edges(bound.scores(text, row), own, MARGIN * self.noise, self.noise)
+        return _Truth(law, np.intersect1d(certain, ids), np.union1d(possible, ids))
+
+    def _where(self, text: Tokens, token: int) -> dict[str, Any]:
+        names = self.model.tokenizer.token_name
+        tail = "".join(names(each) for each in text[-12:].tolist())
+        inside = 0 <= token < self.model.vocab_size
+        return {
+            "after": text[-12:].tolist(),
+            "which reads": tail,
+            "token": token,
+            "name": names(token) if inside else "?",
+        }
+
+    def _won(self) -> Finding:
+        bug = self.evidence.likeliest()
+        bet = max(self.evidence.wealth, key=lambda each: self.evidence.wealth[each])
+        places = [] if bug is None else self.evidence.telling(bug.name, 5)
+        shown = [
+            self._where(self.seen[i][0], self.seen[i][1])
+            | {"target's probability": self.seen[i][2], "under the bug": self.seen[i][2] * gain}
+            for i, gain in places
+        ]
+        name = bet[0]
+        return Finding(
+            f"bets that an exact engine cannot win have won {_number(self.evidence.log_e)} times their stake; most by: "
+            f"{name}",
+            {"best bet": name, "telling places": shown},
+            e_value=math.exp(min(self.evidence.log_e, 700.0)),
+            bug=None if bug is None else bug.name,
+            family=None if bug is None else bug.family,
+        )
+
+    def _report(self, looked: int, finding: Finding | None, failed: bool = False) -> Report:
+        greedy = self.sampler.greedy
+        powers = self.evidence.power(self.alpha) if not greedy else {}
+        log_e = self.evidence.log_e
+        numbers = {
+            "tokens": looked,
+            "texts": self.texts,
+            "e_value": math.exp(min(log_e, 700.0)),
+            "largest_e_value": math.exp(min(self.evidence.peak, 700.0)),
+            "tokens_at_the_edge": self.at_edge,
+            "near_ties": self.near_ties,
+            "generation_seconds": self.generating,
+            "reference_seconds": self.passes,
+        }
+        if finding is None:
+            verdict = Verdict.NO_EVIDENCE
+            summary = f"{looked} tokens are as the target would write them"
+            if greedy:
+                summary += f", {self.near_ties} of them decided by rounding"
+            else:
+                weak = [name for name, power in powers.items() if power < 0.95]
+                summary += f" (e-value {_number(log_e)})"
+                summary += f"; too few to show, at a share of 0.7: {', '.join(weak)}" if weak else ""
+        else:
+            verdict, summary = (Verdict.INCONCLUSIVE if failed else Verdict.NOT_EXACT), finding.what
+        plots: list[Bars | Line] = []
+        if self.curve and not greedy:
+            x, y = zip(*self.curve, strict=True)
+            plots.append(Line("evidence: log10 of the e-value, by tokens", list(x), list(y), -math.log10(self.alpha)))
+        if self.ranks.any():
+            total = max(float(self.ranks[1].sum()), 1.0)
+            labels = [f"{low + 1}" if high == low + 1 else f"{low + 1}+" for low, high in RANKS]
+            bars = [(row / total).tolist() for row in self.ranks]
+            plots.append(Bars("place of the token in the target's order", labels, bars[0], bars[1]))
+        return Report(
+            self.subject,
+            "engine",
+            LAYER,
+            verdict,
+            summary,
+            self.alpha,
+            f"{looked} tokens of {self.texts} texts",
+            () if finding is None else (finding,),
+            tuple(Power(bug.name, bug.family, powers[bug.name]) for bug in BUG_LAWS if bug.name in powers),
+            numbers,
+            tuple(plots),
+        )
+
+
+class _Shadow:
+    """Computes what a drafter would propose for the next token."""
+
+    def __init__(self, drafter: Drafter, sampler: Sampler, model: Model) -> None:
+        self._both = drafter.stochastic and sampler != Sampler()
+        self._model = model
+        self._session: DraftSession = drafter.session(2 if self._both else 1)
+
+    def begin(self, prompt: Tokens) -> None:
+        for slot in range(2 if self._both else 1):
+            self._session.begin(slot, prompt, False)
+
+    def laws(self, text: Tokens, bound: BoundSampler) -> tuple[Distribution | None, Distribution | None]:
+        """Returns q and, if the sampler changes it, the drafter's law without the sampler."""
+        plain = Sampler().bind(bound.prompt_length, (), self._model.vocab_size)
+        samplers = [bound, plain] if self._both else [bound]
+        drafts = self._session.propose(
+            [
+                Proposal(
+                    slot, text, 1, sampler, lambda law, _: int(law.support()[np.argmax(law.probs)]), lambda *_: True
+                )
+                for slot, sampler in enumerate(samplers)
+            ]
+        )
+        found = [draft.law(0) if len(draft) else None for draft in drafts]
+        return found[0], found[1] if self._both else None
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def _drafter(drafter: Drafter | Model | str | None, model: Model) -> Drafter | None:
+    if drafter is None:
+        return None
+    return load_drafter(ModelDrafter(drafter) if isinstance(drafter, Model) else drafter, model)
+
+
+def _within(token: int, ids: Int[np.ndarray, "n"]) -> bool:
+    return _place(token, ids) is not None
+
+
+def _place(token: int, ids: Int[np.ndarray, "n"]) -> int | None:
+    """Returns where a token is among sorted ids."""
+    at = int(np.searchsorted(ids, token))
+    return at if at < len(ids) and int(ids[at]) == token else None
+
+
+def _share(scores: Float[np.ndarray, "vocab"], some: Int[np.ndarray, "n"], others: Int[np.ndarray, "m"]) -> float:
+    """Returns the probability of some ids among them and others."""
+    weights = np.exp(scores - scores[np.concatenate([some, others])].max())
+    return float(weights[some].sum() / (weights[some].sum() + weights[others].sum()))
+
+
+def _softmax(logits: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+    weights = np.exp(logits.astype(np.float64) - float(logits.max()))
+    law: Float[np.ndarray, "n"] = weights / weights.sum()
+    return law
+
+
+def _number(log_e: float) -> str:
+    return f"{math.exp(log_e):.3g}" if log_e < 14.0 else f"10^{log_e / math.log(10.0):.1f}"

@@ -1,0 +1,326 @@
+"""`draftproof audit`: is a verification function, an engine or a backend really lossless?"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from draftproof.audit.report import Finding, Progress, Report
+from draftproof.errors import UsageError
+
+app = typer.Typer(
+    help="Find out whether a verification function, an engine or a backend is really lossless.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+LAW = "The law that is claimed"
+ENGINE = "The engine"
+EVIDENCE = "Evidence"
+OUTPUT = "Output"
+
+PROMPTS = (
+    "Once upon a time",
+    "The three most important things to know about rivers are",
+    "Question: Why is the sky blue?\nAnswer:",
+    "def fibonacci(n):\n",
+    "Dear Sir or Madam,\n",
+    "The recipe needs flour, sugar, eggs and",
+)
+"""What engines are asked to go on from if the user has no prompts."""
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT)]
+AsPage = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with plots.", rich_help_panel=OUTPUT)
+]
+
+
+@app.command()
+def rule(
+    function: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="The verification function.")],
+    convention: Annotated[
+        str, typer.Option(help="How it is called: probs, logits, torch, transformers, flashinfer or vllm.")
+    ] = "probs",
+    hidden: Annotated[
+        bool, typer.Option("--hidden", help="It draws its own randomness, though it might be given uniforms.")
+    ] = False,
+    draws: Annotated[int, typer.Option(help="Drafts for each pair of laws, if its randomness is hidden.")] = 200_000,
+    alpha: Annotated[float, typer.Option(help="Chance of a false alarm, if its randomness is hidden.")] = 1e-4,
+    seed: Annotated[int, typer.Option(help="Of drafts and of completions.")] = 0,
+    as_json: AsJson = False,
+    html: AsPage = None,
+) -> None:
+    """Audit a function (target_probs, draft_tokens, draft_probs, uniforms) -> (num_accepted, tokens).
+
+    Where uniforms can be injected its exact law is computed; where not, its frequencies are tested.
+
+    Exit status: 0 exact, or no evidence against it; 1 not exact; 2 wrong usage; 3 inconclusive.
+    """
+    from draftproof.audit.rule import check_rule
+
+    sys.path.insert(0, "")
+    _finish(
+        check_rule(
+            function,
+            convention=convention,
+            hidden=hidden or None,
+            draws=draws,
+            alpha=alpha,
+            seed=seed,
+            progress=_progress(as_json),
+        ),
+        as_json,
+        html,
+    )
+
+
+@app.command()
+def engine(
+    target: Annotated[
+        str, typer.Option(metavar="SPEC", help="The model whose law is claimed.", rich_help_panel=ENGINE)
+    ] = "smollm2-135m",
+    drafter: Annotated[
+        str, typer.Option(metavar="SPEC", help="What drafts: suffix, ngram, none, model:SPEC.", rich_help_panel=ENGINE)
+    ] = "suffix",
+    rule: Annotated[
+        str, typer.Option(help="Of our own engine: auto, token, block, match, coupled.", rich_help_panel=ENGINE)
+    ] = "auto",
+    draft_length: Annotated[
+        str, typer.Option("--num-draft-tokens", help="A count, or auto.", rich_help_panel=ENGINE)
+    ] = "auto",
+    library: Annotated[
+        str,
+        typer.Option(
+            help="Whose engine: draftproof, or transformers (assisted by a model:SPEC drafter, else prompt lookup).",
+            rich_help_panel=ENGINE,
+        ),
+    ] = "draftproof",
+    call: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION", help="Any engine: (prompt ids, max_tokens, seed) -> ids.", rich_help_panel=ENGINE
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of a transformers model's weights.", rich_help_panel=ENGINE)
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=LAW)] = 1.0,
+    top_k: Annotated[int, typer.Option(help="0 keeps all.", rich_help_panel=LAW)] = 0,
+    top_p: Annotated[float, typer.Option(help="1 keeps all.", rich_help_panel=LAW)] = 1.0,
+    min_p: Annotated[float, typer.Option(help="0 keeps all.", rich_help_panel=LAW)] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="1 is none.", rich_help_panel=LAW)] = 1.0,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A prompt a line; default: a few short ones.", rich_help_panel=EVIDENCE),
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="How many to look at, at most.", rich_help_panel=EVIDENCE)] = 5_000,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of one text.", rich_help_panel=EVIDENCE)] = 64,
+    alpha: Annotated[float, typer.Option(help="Chance of a false alarm.", rich_help_panel=EVIDENCE)] = 1e-3,
+    noise: Annotated[
+        float,
+        typer.Option(
+            help="Standard deviation of log p by rounding: 0.02 for bfloat16, 0 for none.", rich_help_panel=EVIDENCE
+        ),
+    ] = 0.02,
+    seed: Annotated[int, typer.Option(help="Of the first text.", rich_help_panel=EVIDENCE)] = 0,
+    as_json: AsJson = False,
+    html: AsPage = None,
+) -> None:
+    """Audit the tokens of an engine against its target's law, until it is known or the tokens are used up.
+
+    Exit status: 0 no evidence against it; 1 not exact; 2 wrong usage; 3 inconclusive.
+    """
+    from draftproof.audit.conventions import resolve
+    from draftproof.audit.engine import check_engine
+    from draftproof.draft.load import check_drafter, load_drafter
+    from draftproof.draft.model import ModelDrafter
+    from draftproof.engine import Engine
+    from draftproof.models.load import load
+    from draftproof.models.transformers import TransformersModel
+    from draftproof.rules.load import check_rule
+    from draftproof.sampling import Sampler
+
+    if library not in ("draftproof", "transformers"):
+        raise UsageError(f"--library {library!r} is unknown; use draftproof or transformers, or --call MODULE:FUNCTION")
+    check_drafter(drafter)
+    check_rule(rule)
+    sampler = Sampler(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
+    )
+    asked = list(PROMPTS) if prompts is None else _lines(prompts)
+    length = "auto" if draft_length == "auto" else _count(draft_length, "--num-draft-tokens")
+    sys.path.insert(0, "")
+    function = None if call is None else resolve(call)
+    with load(target, **({} if dtype is None else {"dtype": dtype})) as model:
+        proposer = load_drafter(drafter, model)
+        suspect: Any
+        if function is not None:
+            suspect = function
+        elif library == "transformers":
+            from draftproof.audit.transformers_generate import TransformersGenerate
+
+            if not isinstance(model, TransformersModel):
+                raise UsageError(f"--library transformers needs a target of transformers; {target} is none")
+            assistant: dict[str, Any] = {"prompt_lookup_num_tokens": 10}
+            if isinstance(proposer, ModelDrafter):
+                if not isinstance(proposer.model, TransformersModel):
+                    raise UsageError(f"--library transformers needs a drafter of transformers; {drafter} is none")
+                assistant = {"assistant_model": proposer.model.module}
+            suspect = TransformersGenerate(model, sampler, **assistant)
+        else:
+            suspect = Engine(model, proposer, rule, sampler, length)  # type: ignore[arg-type]
+        report = check_engine(
+            suspect,
+            target=model,
+            drafter=proposer,
+            sampler=sampler,
+            prompts=asked,
+            max_tokens=max_tokens,
+            tokens=tokens,
+            alpha=alpha,
+            noise=noise,
+            seed=seed,
+            name=call or f"{library} ({model.name}, {drafter})",
+            progress=_progress(as_json),
+        )
+    _finish(report, as_json, html)
+
+
+@app.command()
+def backend(
+    target: Annotated[str, typer.Option(metavar="SPEC", help="The model.")] = "smollm2-135m",
+    dtype: Annotated[str | None, typer.Option(help="Of a transformers model's weights.")] = None,
+    device: Annotated[str | None, typer.Option(help="Of a transformers model.")] = None,
+    widths: Annotated[str, typer.Option(metavar="N,N,...", help="Rows of a pass.")] = "2,3,5,9,17",
+    tokens: Annotated[int, typer.Option(help="Of each text.")] = 128,
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A prompt a line; default: a few short ones.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the texts.")] = 0,
+    as_json: AsJson = False,
+    html: AsPage = None,
+) -> None:
+    """Audit a backend: are the logits of a pass over several rows those of passes over one row?
+
+    Exit status: 0 exact, or as near as rounding; 1 not exact; 2 wrong usage.
+    """
+    from draftproof.audit.backend import check_backend
+    from draftproof.models.load import load
+
+    rows = [_count(part, "--widths") for part in widths.split(",")]
+    options = {name: value for name, value in (("dtype", dtype), ("device", device)) if value is not None}
+    with load(target, **options) as model:
+        report = check_backend(
+            model,
+            prompts=list(PROMPTS) if prompts is None else _lines(prompts),
+            tokens=tokens,
+            widths=rows,
+            seed=seed,
+            progress=_progress(as_json),
+        )
+    _finish(report, as_json, html)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--prompts {path} cannot be read ({error}); give a text file with a prompt a line") from None
+    if not lines:
+        raise UsageError(f"--prompts {path} has no prompt; write one a line")
+    return lines
+
+
+def _count(text: str, option: str) -> int:
+    if not text.isdigit():
+        raise UsageError(f"{option} {text!r} is no count; use a whole number")
+    return int(text)
+
+
+def _progress(as_json: bool) -> Progress:
+    """Returns what shows how far an audit is: a line on a terminal, nothing elsewhere."""
+    console = Console(stderr=True, highlight=False)
+    began = time.monotonic()
+    last = 0.0
+
+    def tell(share: float, what: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if as_json or not console.is_terminal or now - last < 0.5:
+            return
+        last = now
+        left = f", {(now - began) * (1.0 - share) / share:.0f} s left at most" if share > 0.01 else ""
+        console.print(Text(f"{100 * share:3.0f} %  {what}{left}\033[K"), end="\r", soft_wrap=True)
+
+    return tell
+
+
+def _finish(report: Report, as_json: bool, html: Path | None) -> None:
+    """Prints a report, writes its page and ends with its exit status."""
+    if as_json:
+        print(json.dumps(report.as_dict(), ensure_ascii=False))
+    else:
+        _print(report)
+    if html is not None:
+        from draftproof.audit.page import page
+
+        try:
+            html.write_text(page(report), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--html {html} cannot be written ({error.strerror}); choose another place") from None
+    raise typer.Exit(report.verdict.exit_code)
+
+
+def _print(report: Report) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 100
+    style = "bold green" if report.ok else "bold red" if report.verdict.exit_code == 1 else "bold yellow"
+    console.print(Text.assemble(f"{report.subject}: ", (report.verdict.value, style)))
+    console.print(Text(report.summary), soft_wrap=True)
+    console.print(Text(f"about: {report.layer}"), soft_wrap=True)
+    console.print(Text(f"looked at: {report.looked_at}, in {report.seconds:.1f} s"), soft_wrap=True)
+    for finding in report.findings:
+        _print_finding(console, report, finding)
+    if report.level == "backend":
+        _print_widths(console, report)
+    if report.power and report.ok:
+        table = Table("bug", "family", "would be found", box=box.SIMPLE_HEAD, pad_edge=False)
+        for each in report.power:
+            table.add_row(each.bug, each.family, f"{100.0 * each.power:.0f} %")
+        console.print(table)
+
+
+def _print_widths(console: Console, report: Report) -> None:
+    names = list(next(iter(report.numbers.values())))
+    table = Table("rows a pass", *(name.replace("_", " ") for name in names), box=box.SIMPLE_HEAD, pad_edge=False)
+    for width, row in report.numbers.items():
+        table.add_row(width, *(_shown(row[name]) for name in names))
+    console.print(table)
+
+
+def _print_finding(console: Console, report: Report, finding: Finding) -> None:
+    console.print(Text(f"\n{finding.what}"), soft_wrap=True)
+    if finding.bug:
+        console.print(Text(f"  likeliest bug: {finding.bug} (family: {finding.family})"), soft_wrap=True)
+    if finding.p_value is not None:
+        console.print(Text(f"  p-value {finding.p_value:.3g}; a false alarm at {report.alpha:g}"))
+    if finding.e_value is not None:
+        console.print(Text(f"  e-value {finding.e_value:.3g}; not exact from {1.0 / report.alpha:g} on"))
+    for name, value in finding.witness.items():
+        for each in value if isinstance(value, list) and value and isinstance(value[0], dict) else [value]:
+            shown = ", ".join(f"{key} {_shown(item)}" for key, item in each.items()) if isinstance(each, dict) else each
+            console.print(Text(f"  {name}: {_shown(shown)}"), soft_wrap=True)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,171 @@
+"""Audits of engines: real ones with known bugs on toy pairs, exact ones, greedy ones, and engines that fail."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+import draftproof as dp
+from draftproof.audit import Report, Verdict, check_engine
+from draftproof.audit.faulty import FAULTY_DRAFTERS, FaultyRule
+from draftproof.audit.zoo import BUGS
+from draftproof.errors import UsageError
+from draftproof.types import Tokens
+
+# Thousands of tokens a test: the run-time checks would take most of the time. Small audits are checked in test_audit.
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+VOCAB = 8
+TARGET = dp.ToyModel.random(VOCAB, seed=3, order=2, spread=1.2)
+DRAFT = dp.ToyModel.random(VOCAB, seed=3, order=2, spread=1.2, mix=0.35)
+PROMPTS = [[1], [2, 3], [4, 5, 6]]
+
+RULES = {bug.name: bug for bug in BUGS}
+
+
+def audited(engine: dp.Engine, tokens: int = 3000, **options: object) -> Report:
+    return check_engine(engine, prompts=PROMPTS, tokens=tokens, **options)  # type: ignore[arg-type]
+
+
+def an_engine(
+    rule: dp.Rule | str = "auto", drafter: dp.Drafter | str | None = None, k: int = 4, **law: float
+) -> dp.Engine:
+    return dp.Engine(TARGET, drafter or dp.ModelDrafter(DRAFT), rule, dp.Sampler(**law), k)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "coupled", "match"])
+def test_exact_engines_pass(rule: str) -> None:
+    report = audited(an_engine(rule), tokens=1500)
+    assert report.verdict is Verdict.NO_EVIDENCE, report
+    assert report.numbers["tokens"] == 1500
+    assert report.numbers["e_value"] < 1000
+
+
+@pytest.mark.parametrize("drafter", ["suffix", "ngram", "none"])
+def test_lookups_pass(drafter: str) -> None:
+    assert audited(an_engine(drafter=drafter, temperature=0.8, top_p=0.9), tokens=800).verdict is Verdict.NO_EVIDENCE
+
+
+# What frequencies of single tokens tell at this size; the block rule's finer bugs need the audit of the rule.
+SEEN = {
+    name: bug
+    for name, bug in RULES.items()
+    if bug.family != "block" or bug.name == "block verification stops at the first no"
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_an_engine_with_a_faulty_rule_is_found(name: str) -> None:
+    report = audited(an_engine(FaultyRule(RULES[name], VOCAB)), tokens=12_000)
+    assert report.verdict is Verdict.NOT_EXACT
+    finding = report.findings[0]
+    assert finding.p_value == 0.0 or (finding.e_value is not None and finding.e_value >= 1000)
+
+
+@pytest.mark.parametrize("name", FAULTY_DRAFTERS)
+def test_an_engine_with_a_faulty_drafter_is_found(name: str) -> None:
+    _family, spoil = FAULTY_DRAFTERS[name]
+    engine = an_engine("token", spoil(dp.ModelDrafter(DRAFT)))
+    report = audited(engine, tokens=12_000, drafter=dp.ModelDrafter(DRAFT))
+    assert report.verdict is Verdict.NOT_EXACT
+    assert report.likeliest_bug is not None
+    assert report.findings[0].witness["telling places"]
+
+
+def test_greedy_engines() -> None:
+    assert audited(an_engine(temperature=0.0), tokens=200).verdict is Verdict.NO_EVIDENCE
+    everything = FaultyRule(RULES["accepts everything"], VOCAB)
+    report = audited(an_engine(everything, temperature=0.0), tokens=400)
+    assert report.verdict is Verdict.NOT_EXACT
+    assert report.findings[0].witness["its lead, logits"] > 0
+
+
+def test_a_token_outside_the_nucleus_is_enough() -> None:
+    def untruncated(prompt: Tokens, max_tokens: int, seed: int) -> Sequence[int]:
+        return dp.Engine(TARGET, "none").generate(prompt, max_tokens=max_tokens, seed=seed).tokens
+
+    report = check_engine(untruncated, target=TARGET, sampler=dp.Sampler(top_p=0.5), prompts=PROMPTS, tokens=2000)
+    assert report.verdict is Verdict.NOT_EXACT
+    assert "probability 0" in report.summary
+    assert report.numbers["tokens"] < 50
+
+
+@pytest.mark.parametrize("heat", [0.85, 1.15])
+def test_another_temperature_is_found_also_with_tolerance(heat: float) -> None:
+    engine = dp.Engine(TARGET, "none", sampler=dp.Sampler(temperature=heat))
+
+    def warm(prompt: Tokens, max_tokens: int, seed: int) -> Sequence[int]:
+        return engine.generate(prompt, max_tokens=max_tokens, seed=seed).tokens
+
+    report = check_engine(warm, target=TARGET, prompts=PROMPTS, tokens=12_000, noise=0.02)
+    assert report.verdict is Verdict.NOT_EXACT
+
+
+def test_noise_of_the_tolerated_size_raises_no_alarm() -> None:
+    rng = np.random.default_rng(0)
+
+    def noisy(tokens: Tokens) -> np.ndarray:
+        return TARGET.table(tokens) + 0.02 * rng.standard_normal(VOCAB)
+
+    engine = dp.Engine(dp.ToyModel(noisy, VOCAB), dp.ModelDrafter(DRAFT), "token", dp.Sampler(top_p=0.9), 3)
+    for seed in range(3):
+        report = check_engine(engine, target=TARGET, prompts=PROMPTS, tokens=3000, noise=0.02, seed=1000 * seed)
+        assert report.verdict is Verdict.NO_EVIDENCE, report
+    strict = check_engine(engine, target=TARGET, prompts=PROMPTS, tokens=20_000)
+    assert strict.verdict is Verdict.NOT_EXACT
+    assert "probability 0" in strict.summary
+
+
+def test_the_same_seeds_give_the_same_report() -> None:
+    first, second = (audited(an_engine("token"), tokens=300, seed=5) for _ in range(2))
+    assert first.numbers["e_value"] == second.numbers["e_value"]
+
+
+def test_evidence_is_kept_when_the_engine_fails() -> None:
+    calls = iter(range(100))
+
+    def tires(prompt: Tokens, max_tokens: int, seed: int) -> Sequence[int]:
+        if next(calls) == 3:
+            raise RuntimeError("the server has gone")
+        return [0] * 5
+
+    report = check_engine(tires, target=TARGET, prompts=PROMPTS, tokens=10_000, alpha=1e-30)
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert report.verdict.exit_code == 3
+    assert "the server has gone" in report.summary
+    assert report.numbers["tokens"] == 15
+
+
+def test_an_engine_that_gives_nothing_or_nonsense() -> None:
+    nothing = check_engine(lambda p, m, s: [], target=TARGET, prompts=PROMPTS)
+    assert nothing.verdict is Verdict.INCONCLUSIVE
+    odd = check_engine(lambda p, m, s: [VOCAB + 1], target=TARGET, prompts=PROMPTS)
+    assert odd.verdict is Verdict.NOT_EXACT
+    assert "vocabulary" in odd.summary
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": 2.0}, "alpha 2.0"),
+        ({"tokens": 0}, "tokens 0"),
+        ({"noise": -1.0}, "noise -1.0"),
+        ({"prompts": []}, "prompts"),
+        ({"prompts": "one"}, "prompts"),
+        ({"target": None}, "target is missing"),
+        ({"drafter": "odd"}, "drafter 'odd'"),
+    ],
+)
+def test_wrong_usage(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_engine(lambda p, m, s: [0], **({"target": TARGET, "prompts": PROMPTS} | options))  # type: ignore[arg-type]
+
+
+def test_power_is_told_and_grows() -> None:
+    few, many = ({e.bug: e.power for e in audited(an_engine("token"), tokens=n).power} for n in (100, 1500))
+    assert many["draft tokens are not checked"] > 0.99
+    assert few["the residual is p itself"] < many["the residual is p itself"]
+    assert not math.isnan(sum(many.values()))
