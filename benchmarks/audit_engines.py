@@ -134,11 +134,12 @@ def suspects(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=6000)
+    parser.add_argument("--tokens", type=int, default=3000)
     parser.add_argument("--only", default="", help="engines whose name begins so")
     parser.add_argument("--laws", help="joined by commas")
     parser.add_argument("--out", type=Path, default=RESULTS / "audits.csv")
     arguments = parser.parse_args()
+    torch.set_num_threads(1)  # on models this small a second thread only waits
     target, draft = pair()
     rows: list[dict[str, Any]] = []
     for name, package, law, sampler, drafter, generate in suspects(target, draft):
