@@ -78,3 +78,42 @@ def test_a_cache_that_keeps_dropped_tokens_is_an_error() -> None:
 def test_wrong_usage(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         check_backend(TARGET, **({"prompts": PROMPTS} | options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("factor", [np.nan, -np.inf])
+def test_numbers_that_are_none_are_no_rounding(factor: float) -> None:
+    class Broken(dp.ToyModel):
+        def session(self, slots: int = 1) -> dp.Session:
+            return _Broken(self, super().session(slots))
+
+    class _Broken(dp.Session):
+        def __init__(self, model: dp.Model, inner: dp.Session) -> None:
+            super().__init__(model, 1)
+            self._inner = inner
+
+        def _forward(self, queries: Sequence[Query], keep: Sequence[int]) -> list[Rows]:
+            rows = self._inner.score(queries)[0]
+            found = [rows[i].copy() for i in range(len(rows))]
+            for row in found if len(found) > 1 else []:
+                row[int(np.argmin(row))] = factor
+            return [found]  # type: ignore[list-item]
+
+    report = check_backend(Broken(TARGET.table, VOCAB), prompts=PROMPTS[:1], tokens=32, widths=(3,))
+    assert report.verdict is Verdict.NOT_EXACT
+    assert "NaN or infinite" in report.summary
+
+
+def test_more_than_rounding_is_inconclusive() -> None:
+    rng = np.random.default_rng(0)
+
+    def noisy(tokens: Tokens) -> np.ndarray:
+        return TARGET.table(tokens) + 0.1 * rng.standard_normal(VOCAB)
+
+    report = check_backend(dp.ToyModel(noisy, VOCAB), prompts=PROMPTS, tokens=128)
+    assert report.verdict is Verdict.INCONCLUSIVE
+
+
+def test_a_context_too_short_is_refused() -> None:
+    short = dp.ToyModel(TARGET.table, VOCAB, context_length=12)
+    with pytest.raises(UsageError, match="no room for a pass over 17 rows"):
+        check_backend(short, prompts=PROMPTS)

@@ -46,7 +46,9 @@ def test_exact_engines_pass(rule: str) -> None:
 
 @pytest.mark.parametrize("drafter", ["suffix", "ngram", "none"])
 def test_lookups_pass(drafter: str) -> None:
-    assert audited(an_engine(drafter=drafter, temperature=0.8, top_p=0.9), tokens=800).verdict is Verdict.NO_EVIDENCE
+    report = audited(an_engine(drafter=drafter, temperature=0.8, top_p=0.9), tokens=800)
+    assert report.verdict is not Verdict.NOT_EXACT, report
+    assert report.numbers["tokens"] == 800
 
 
 # What frequencies of single tokens tell at this size; the block rule's finer bugs need the audit of the rule.
@@ -169,3 +171,103 @@ def test_power_is_told_and_grows() -> None:
     assert many["draft tokens are not checked"] > 0.99
     assert few["the residual is p itself"] < many["the residual is p itself"]
     assert not math.isnan(sum(many.values()))
+
+
+def test_the_same_text_for_another_seed_is_no_evidence() -> None:
+    def unseeded(prompt: Tokens, max_tokens: int, seed: int) -> Sequence[int]:
+        return dp.Engine(TARGET, "none").generate(prompt, max_tokens=max_tokens, seed=1).tokens
+
+    report = check_engine(unseeded, target=TARGET, prompts=PROMPTS, tokens=5000)
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert "same text for another seed" in report.summary
+    assert report.numbers["texts"] == len(PROMPTS) + 1
+
+
+def test_what_is_returned_must_be_new_ids_and_no_more_than_asked() -> None:
+    whole = check_engine(lambda p, m, s: [*p, *[0] * m], target=TARGET, prompts=PROMPTS)
+    assert "begins with the prompt" in whole.summary
+    more = check_engine(lambda p, m, s: [0] * (m + 3), target=TARGET, prompts=PROMPTS, max_tokens=8)
+    assert "11 ids where at most 8" in more.summary
+
+
+def test_an_interrupt_is_reported_with_what_was_seen() -> None:
+    engine = dp.Engine(TARGET, "none")
+
+    def interrupted(prompt: Tokens, max_tokens: int, seed: int) -> Sequence[int]:
+        if seed == 3:
+            raise KeyboardInterrupt
+        return engine.generate(prompt, max_tokens=max_tokens, seed=seed).tokens
+
+    report = check_engine(interrupted, target=TARGET, prompts=PROMPTS, max_tokens=10)
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert report.numbers["tokens"] == 30
+
+
+def test_too_few_tokens_are_inconclusive_and_power_goes_by_how_much_is_drafted() -> None:
+    assert audited(an_engine("token"), tokens=10).verdict is Verdict.INCONCLUSIVE
+    report = audited(an_engine("token", drafter="ngram"), tokens=600)
+    assert 0.0 < report.numbers["share_of_tokens_a_bug_is_taken_to_act_on"] <= 0.7
+    assert report.numbers["draft_tokens"] > 0
+
+
+def test_an_engine_may_be_named() -> None:
+    with pytest.raises(UsageError, match="nowhere"):
+        check_engine("nowhere:f", target=TARGET, prompts=PROMPTS)
+
+
+ENDING = dp.ToyModel(TARGET.table, VOCAB, eos_ids=[7])
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_end_of_text_may_be_left_out(kept: bool) -> None:
+    engine = dp.Engine(ENDING, dp.ModelDrafter(DRAFT), "token", None, 3)
+
+    def generate(prompt: Tokens, max_tokens: int, seed: int) -> Sequence[int]:
+        tokens = engine.generate(prompt, max_tokens=max_tokens, seed=seed).tokens
+        return tokens if kept or tokens[-1] != 7 else tokens[:-1]
+
+    report = check_engine(generate, target=ENDING, drafter=DRAFT, prompts=PROMPTS, tokens=4000, seed=3)
+    assert report.verdict is Verdict.NO_EVIDENCE, report
+
+
+def test_greedy_text_under_noise_is_judged_by_the_noise() -> None:
+    flat = dp.ToyModel.random(VOCAB, seed=3, order=3, spread=0.5)
+    rng = np.random.default_rng(0)
+
+    def noisy(prompt: Tokens, max_tokens: int, seed: int) -> Sequence[int]:
+        text = prompt
+        for _ in range(max_tokens):
+            text = np.append(text, np.argmax(flat.table(text) + 0.02 * rng.standard_normal(VOCAB)).astype(np.int32))
+        return text[len(prompt) :].tolist()
+
+    options = {"target": flat, "sampler": dp.Sampler(temperature=0.0), "prompts": PROMPTS, "tokens": 900}
+    assert check_engine(noisy, noise=0.02, **options).verdict is Verdict.NO_EVIDENCE  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [([True, False], "no ids"), (["a"], "no ids"), ([2**40], "vocabulary"), ([-1], "vocabulary"), (None, "no ids")],
+)
+def test_what_are_no_ids(answer: object, message: str) -> None:
+    report = check_engine(lambda p, m, s: answer, target=TARGET, prompts=PROMPTS)  # type: ignore[arg-type,return-value]
+    assert message in report.summary
+
+
+def test_a_reference_that_fails_keeps_the_evidence() -> None:
+    calls = iter(range(10**6))
+
+    def breaks(tokens: Tokens) -> np.ndarray:
+        return TARGET.table(tokens) * (np.nan if next(calls) > 40 else 1.0)
+
+    report = check_engine(
+        lambda p, m, s: [s % 3, 1, 2], target=dp.ToyModel(breaks, VOCAB), prompts=PROMPTS, max_tokens=3
+    )
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert "the reference failed: RowError" in report.summary
+    assert report.numbers["tokens"] > 20
+
+
+def test_processors_and_lists_of_ids_go_with_an_audit() -> None:
+    sampler = dp.Sampler(allowed_token_ids=np.arange(6), logit_bias={1: 1.0}, presence_penalty=0.3)
+    engine = dp.Engine(TARGET, dp.ModelDrafter(DRAFT), "token", sampler, 3)
+    assert check_engine(engine, prompts=PROMPTS, tokens=800).verdict is not Verdict.NOT_EXACT

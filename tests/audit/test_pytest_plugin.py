@@ -35,7 +35,7 @@ def test_three_lines_find_a_bug_and_pass_what_is_exact(suite: pytest.Pytester) -
     )
     result = suite.runpytest_subprocess("-q")
     result.assert_outcomes(passed=1, failed=2)
-    result.stdout.fnmatch_lines(["*AssertionError: Bug*not exact*", "*likeliest bug: the residual is p itself*"])
+    result.stdout.fnmatch_lines(["*AssertionError: Bug*not exact*", "*nearest known bug: the residual is p itself*"])
     result.stdout.fnmatch_lines(["*would be found with less than 0.95*"])
 
 

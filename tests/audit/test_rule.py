@@ -170,7 +170,7 @@ def test_batched_and_single_functions_are_told_apart() -> None:
     ],
 )
 def test_an_answer_that_is_none(answer: Any, what: str) -> None:
-    with pytest.raises(UsageError, match="does not answer to its convention") as raised:
+    with pytest.raises(UsageError, match="gave no answer") as raised:
         check_rule(lambda p, x, q, u: answer, batched=False)
     assert what in str(raised.value)
 
@@ -198,7 +198,7 @@ def test_an_answer_that_is_none_later_is_a_finding() -> None:
         ({"function": BUGS[0], "convention": "odd"}, "convention 'odd' is unknown"),
         ({"function": BUGS[0], "alpha": 0.0}, "alpha 0.0"),
         ({"function": BUGS[0], "draws": 10}, "draws 10"),
-        ({"function": lambda: None}, "does not answer to its convention"),
+        ({"function": lambda: None}, "gave no answer"),
         ({"function": BUGS[0], "convention": "vllm", "hidden": False}, "no uniforms to inject"),
     ],
 )
@@ -215,3 +215,48 @@ def test_reports_are_json_and_pages() -> None:
         assert report.verdict.value in text
         assert "<svg" in text
         assert text.count("<") == text.count(">")
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ((float("nan"), [0]), "whole numbers"),
+        ((0, [0.4]), "whole numbers"),
+        ((None, [0]), "whole numbers"),
+        ((np.zeros(2), [0]), "whole numbers"),
+        (7, "not (num_accepted, tokens)"),
+    ],
+)
+def test_answers_of_odd_types(answer: Any, message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        check_rule(lambda p, x, q, u: answer, batched=False)
+    assert message in str(raised.value)
+
+
+def test_a_function_that_exits_or_remembers_is_no_way_out() -> None:
+    def exits(p: Any, x: Any, q: Any, u: Any) -> Any:
+        raise SystemExit(0)
+
+    with pytest.raises(UsageError, match="SystemExit"):
+        check_rule(exits, batched=False)
+    count = iter(range(10**9))
+    report = check_rule(lambda p, x, q, u: (0, [next(count) % 2]), witnesses=SMALL[:1], draws=1000, batched=False)
+    assert report.verdict is Verdict.NOT_EXACT
+    assert "not settled" in report.summary
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"seed": -1}, "seed -1"), ({"tolerance": float("nan")}, "tolerance nan"), ({"witnesses": []}, "witnesses")],
+)
+def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_rule(BUGS[0], **options)
+
+
+def test_single_precision_is_rounding() -> None:
+    def single(p: Any, x: Any, q: Any, u: Any) -> Any:
+        return EXACT[0](p.astype("f4"), x, q.astype("f4"), u.astype("f4"))
+
+    report = check_rule(single, witnesses=SMALL)
+    assert report.verdict is Verdict.EXACT, report

@@ -65,7 +65,7 @@ def test_a_wrong_rule_ends_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     result = run("rule", "audited_module:wrong")
     assert result.exit_code == 1
     assert "not exact" in result.stdout
-    assert "likeliest bug: the residual is p without the rejected token (family: residual)" in result.stdout
+    assert "nearest known bug: the residual is p without the rejected token (family: residual)" in result.stdout
 
 
 def test_any_engine_by_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prompts: Path) -> None:

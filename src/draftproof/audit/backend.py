@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from draftproof.audit.report import Finding, Progress, Report, Verdict, silent
+from draftproof.audit.report import Bars, Finding, Progress, Report, Verdict, silent
 from draftproof.errors import UsageError, whole
 from draftproof.models.base import Model, Query
 from draftproof.models.load import load
@@ -24,6 +24,9 @@ WIDTHS = (2, 3, 5, 9, 17)
 LIKELY = 1e-3
 """Tokens at least this likely are compared by the logarithms of their probabilities."""
 
+ROUNDING = 0.06
+"""Standard deviation of log p beyond which it is no matter of rounding in bfloat16 or in a quantised model."""
+
 ERROR = 0.1
 """Total variation of one row beyond which it is an error, if other rows are a tenth as far from their own."""
 
@@ -35,8 +38,11 @@ class _Compared:
     Attributes:
         distances: the total variation of each row.
         logs: differences of log p of likely tokens.
-        largest: the largest difference of logits less their row's mean difference.
+        largest: the largest difference of logits.
         flips: (gap in the one-row pass, text, its choice, the other choice) where the largest logit differs.
+        worst: the row that is furthest off.
+        equal: whether all rows are the same bit for bit.
+        broken: a row with NaN or infinities where the other has none, or the reverse.
     """
 
     distances: list[float] = field(default_factory=list)
@@ -44,8 +50,14 @@ class _Compared:
     largest: float = 0.0
     flips: list[tuple[float, list[int], int, int]] = field(default_factory=list)
     worst: dict[str, Any] = field(default_factory=dict)
+    equal: bool = True
+    broken: dict[str, Any] = field(default_factory=dict)
 
     def see(self, text: Tokens, place: int, one: Float[np.ndarray, "vocab"], many: Float[np.ndarray, "vocab"]) -> None:
+        if not np.array_equal(np.isfinite(one), np.isfinite(many)):
+            self.broken = self.broken or {"after": text[-12:].tolist(), "row of the pass": place}
+            return
+        self.equal = self.equal and np.array_equal(one, many)
         p, q = _softmax(one), _softmax(many)
         distance = 0.5 * float(np.abs(p - q).sum())
         if not self.distances or distance > max(self.distances):
@@ -92,6 +104,8 @@ def check_backend(
         raise UsageError(f"widths {list(widths)} must be 2 or more: a pass over one row is what they are compared with")
     if whole("tokens", tokens) < max(widths):
         raise UsageError(f"tokens {tokens} are fewer than the widest pass has rows; use {max(widths)} or more")
+    if whole("seed", seed) < 0:
+        raise UsageError(f"seed {seed} is negative; use 0 or more")
     began = time.perf_counter()
     model = load(target)
     rng = np.random.default_rng(seed)
@@ -99,7 +113,13 @@ def check_backend(
     for place, prompt in enumerate(prompts):
         progress(place / len(prompts), f"text {place + 1} of {len(prompts)}")
         start = Request(prompt).prompt_tokens(model)
-        text, rows = _written(model, start, min(tokens, model.context_length - len(start) - 1), rng)
+        room = model.context_length - len(start) - 1
+        if room < max(widths):
+            raise UsageError(
+                f"a context of {model.context_length} has no room for a pass over {max(widths)} rows after a prompt of "
+                f"{len(start)} tokens; give shorter prompts or smaller widths"
+            )
+        text, rows = _written(model, start, min(tokens, room), rng)
         for width, seen in compared.items():
             _score(model, text, len(start), rows, width, seen, rng)
     return _report(model, compared, time.perf_counter() - began)
@@ -146,8 +166,8 @@ def _report(model: Model, compared: dict[int, _Compared], seconds: float) -> Rep
             "rows": len(seen.distances),
             "largest_logit_difference": seen.largest,
             "noise": float(np.std(seen.logs)) if seen.logs else 0.0,
-            "mean_total_variation": float(np.mean(seen.distances)),
-            "largest_total_variation": max(seen.distances),
+            "mean_total_variation": float(np.mean(seen.distances or [0.0])),
+            "largest_total_variation": max(seen.distances, default=0.0),
             "argmax_flips": len(seen.flips),
             "largest_flip_gap": max((gap for gap, *_ in seen.flips), default=0.0),
         }
@@ -157,6 +177,11 @@ def _report(model: Model, compared: dict[int, _Compared], seconds: float) -> Rep
     noise = max(each["noise"] for each in numbers.values())
     findings = []
     for width, seen in compared.items():
+        if seen.broken:
+            what = f"in passes over {width} rows, a row has NaN or infinite logits where the pass over one row has not"
+            findings.append(Finding(what, {"rows of a pass": width} | seen.broken, family="numbers"))
+        if not seen.distances:
+            continue
         typical = float(np.median(seen.distances))
         far = [each for each in seen.distances if each > ERROR and each > 10.0 * typical]
         if far or typical > ERROR:
@@ -172,18 +197,26 @@ def _report(model: Model, compared: dict[int, _Compared], seconds: float) -> Rep
     flips = sum(len(seen.flips) for seen in compared.values())
     if findings:
         verdict, summary = Verdict.NOT_EXACT, findings[0].what
-    elif all(seen.largest == 0.0 for seen in compared.values()):
+    elif all(seen.equal for seen in compared.values()):
         verdict, summary = Verdict.EXACT, "every row is bit for bit that of a pass over one row"
     else:
         gap = max(each["largest_flip_gap"] for each in numbers.values())
-        verdict = Verdict.NO_EVIDENCE
+        verdict = Verdict.NO_EVIDENCE if noise <= ROUNDING else Verdict.INCONCLUSIVE
+        much = "as rounding would have it" if noise <= ROUNDING else "by more than rounding usually is"
         summary = (
-            f"rows differ by rounding: log p by {noise:.2g} (standard deviation, for `audit engine --noise`); {flips} "
+            f"rows differ, {much}: log p by {noise:.2g} (standard deviation, for `audit engine --noise`); {flips} "
             f"of {rows} largest logits change, at gaps up to {gap:.2g}"
         )
+    bars = Bars(
+        "total variation from passes over one row, by rows of a pass",
+        list(numbers),
+        [each["mean_total_variation"] for each in numbers.values()],
+        [each["largest_total_variation"] for each in numbers.values()],
+        ("mean", "largest"),
+    )
     looked_at = f"{rows} rows in passes over {', '.join(map(str, compared))} rows"
     return Report(
-        model.name, "backend", LAYER, verdict, summary, 0.0, looked_at, tuple(findings), (), numbers, (), seconds
+        model.name, "backend", LAYER, verdict, summary, 0.0, looked_at, tuple(findings), (), numbers, (bars,), seconds
     )
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import index
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -190,15 +193,22 @@ class Suspect:
         """
         if self.batched:
             counts, tokens = self._call(p, x, q, u)
-            rows = list(zip(_host(counts).reshape(-1).tolist(), _rows(tokens), strict=False))
+            try:
+                rows = list(zip(_host(counts).reshape(-1).tolist(), _rows(tokens), strict=True))
+            except (TypeError, ValueError) as error:
+                raise self._wrong(f"a batch of {len(x)} requests gave answers of other shapes ({error})") from error
             if len(rows) != len(x):
                 raise self._wrong(f"a batch of {len(x)} requests gave {len(rows)} answers")
-            texts = [self._text(int(n), tokens, x[i], p.shape[-1]) for i, (n, tokens) in enumerate(rows)]
-        else:
-            texts = []
-            for i in range(len(x)):
-                count, tokens = self._call(p[i], x[i], q[i], None if u is None else u[i])
-                texts.append(self._text(int(_host(count)), _host(tokens).reshape(-1).tolist(), x[i], p.shape[-1]))
+            return [self._text(n, tokens, x[i], p.shape[-1]) for i, (n, tokens) in enumerate(rows)]
+        texts = []
+        for i in range(len(x)):
+            count, tokens = self._call(p[i], x[i], q[i], None if u is None else u[i])
+            number = _host(count).reshape(-1).tolist()
+            texts.append(
+                self._text(
+                    number[0] if len(number) == 1 else number, _host(tokens).reshape(-1).tolist(), x[i], p.shape[-1]
+                )
+            )
         return texts
 
     def _call(self, p: Numbers, x: Int[np.ndarray, "..."], q: Numbers, u: Numbers | None) -> tuple[Any, Any]:
@@ -206,13 +216,22 @@ class Suspect:
             return self.convention.call(self.function, p.copy(), x.copy(), q.copy(), None if u is None else u.copy())
         except (UsageError, MissingDependencyError):
             raise
-        except Exception as error:
-            raise self._wrong(f"{type(error).__name__}: {error} (draft {x.tolist()})") from error
+        except (Exception, SystemExit) as error:
+            raise self._wrong(f"{said(error)} (draft {x[0].tolist() if x.ndim > 1 else x.tolist()})") from error
 
-    def _text(self, accepted: int, tokens: Sequence[int], draft: Int[np.ndarray, "draft"], vocab: int) -> Text:
-        text = tuple(tokens[: accepted + 1])
+    def _text(self, count: Any, tokens: Sequence[Any], draft: Int[np.ndarray, "draft"], vocab: int) -> Text:
+        try:
+            accepted = index(count)
+            text = tuple(index(token) for token in tokens[: max(accepted, 0) + 1])
+        except TypeError:
+            raise self._wrong(
+                f"draft {draft.tolist()} gave num_accepted {count} and tokens {list(tokens)}: not all are whole numbers"
+            ) from None
         if not 0 <= accepted <= len(draft) or len(text) != accepted + 1:
-            raise self._wrong(f"draft {draft.tolist()} gave num_accepted {accepted} and tokens {list(tokens)}")
+            raise self._wrong(
+                f"draft {draft.tolist()} gave num_accepted {accepted} and tokens {list(tokens)}, which should be "
+                "the accepted ones and one more"
+            )
         if text[:-1] != tuple(draft[:accepted].tolist()):
             raise self._wrong(f"draft {draft.tolist()}, {accepted} accepted, gave tokens {list(text)}: not the draft's")
         if not 0 <= text[-1] < vocab:
@@ -224,8 +243,8 @@ class Suspect:
         if self.answered:
             return MalformedAnswer(what)
         return UsageError(
-            f"{self.name} does not answer to its convention: {what}; it is called as {self.convention.about}; "
-            f"choose another of: {', '.join(CONVENTIONS)}"
+            f"{self.name} gave no answer: {what}; it is called as {self.convention.about}; if that is not its way, "
+            f"choose another convention of: {', '.join(CONVENTIONS)}"
         )
 
     def _takes_batches(self) -> bool:
@@ -234,7 +253,7 @@ class Suspect:
         try:
             counts, tokens = self.convention.call(self.function, p, np.array([[0, 1], [1, 2]]), p[:, :2].copy(), u)
             return len(_host(counts).reshape(-1)) == 2 and len(_rows(tokens)) == 2
-        except Exception:
+        except (Exception, SystemExit):
             return False
 
 
@@ -251,7 +270,7 @@ def resolve(spec: str) -> Function:
         found: Any = importlib.import_module(module)
     except ImportError as error:
         raise UsageError(f"function {spec!r}: module {module} cannot be imported ({error}); check PYTHONPATH") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"function {spec!r}: module {module} raised {type(error).__name__}: {error}") from error
     for part in path.split("."):
         if not hasattr(found, part):
@@ -275,19 +294,33 @@ def _by_place(function: Function) -> Function:
 
 
 def _takes(function: Function) -> int:
-    """Returns how many arguments the function takes by place; many if that cannot be told."""
+    """Returns how many arguments the function needs by place, uniforms counted in; many if that cannot be told."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return 4
     if any(each.kind is each.VAR_POSITIONAL for each in parameters):
         return 4
-    return sum(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in parameters)
+    return sum(
+        each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        and (each.default is each.empty or each.name in ("u", "uniforms"))
+        for each in parameters
+    )
 
 
 def _pair(answer: Any) -> tuple[Any, Any]:
-    counts, tokens = answer
+    try:
+        counts, tokens = answer
+    except (TypeError, ValueError):
+        raise TypeError(f"it returned {answer!r:.200}, not (num_accepted, tokens)") from None
     return counts, tokens
+
+
+def said(error: BaseException) -> str:
+    """Returns an exception and where it was raised, in a line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
 
 
 def _emitted(tokens: Any) -> Int[np.ndarray, "batch"]:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from jaxtyping import Float, Int
 
+from draftproof.audit.conventions import resolve, said
 from draftproof.audit.edge import doubtful_edges
 from draftproof.audit.martingale import BUG_LAWS, Evidence, Place
 from draftproof.audit.report import Bars, Finding, Line, Power, Progress, Report, Verdict, silent
@@ -24,9 +25,10 @@ from draftproof.engine import Engine
 from draftproof.errors import UsageError, whole
 from draftproof.models.base import Model, Query
 from draftproof.models.load import load
+from draftproof.models.toy import ToyModel
 from draftproof.request import Prompt, Request
 from draftproof.sampling import BoundSampler, Sampler
-from draftproof.types import NO_TOKENS, Tokens, as_tokens
+from draftproof.types import NO_TOKENS, Tokens
 
 Generate: TypeAlias = Callable[[Tokens, int, int], Sequence[int]]
 """(prompt ids, most tokens, seed) -> the ids it generates; an end-of-sequence id may be among them."""
@@ -35,6 +37,15 @@ LAYER = "the tokens it samples, against its own target's laws computed without d
 
 MEASURED_EVERY = 8
 """Every so many places it is also worked out how fast each bug would show."""
+
+NOISE = 0.02
+"""Of log p, in bfloat16 and in quantised models, between passes of different widths."""
+
+ROUNDING = 1e-6
+"""Noise that is always reckoned with at the edge of a nucleus: of single precision."""
+
+UNLIKELY = -20.0
+"""log p of a text that does not come twice by chance."""
 
 MARGIN = 4.0
 """How many standard deviations of noise may exchange two tokens at the edge of a nucleus."""
@@ -59,16 +70,16 @@ class _Truth:
 
 
 def check_engine(
-    engine: Engine | Generate,
+    engine: Engine | Generate | str,
     *,
     target: Model | str | None = None,
     drafter: Drafter | Model | str | None = None,
     sampler: Sampler | None = None,
     prompts: Sequence[Prompt],
     max_tokens: int = 64,
-    tokens: int = 20_000,
+    tokens: int = 5_000,
     alpha: float = 1e-3,
-    noise: float = 0.0,
+    noise: float | None = None,
     seed: int = 0,
     name: str | None = None,
     progress: Progress = silent,
@@ -80,7 +91,8 @@ def check_engine(
     for an exact engine is at most `alpha` all the same.
 
     Args:
-        engine: an `Engine`, or `generate(prompt, max_tokens, seed) -> ids` of any other.
+        engine: an `Engine`, or `generate(prompt, max_tokens, seed) -> ids` of any other, or "module:function". The
+            prompt comes as ids; the new ids are returned, without the prompt; another seed must give another text.
         target: the model whose law is claimed; None: the engine's.
         drafter: what drafts, for evidence that only it gives: a drafter, a draft model or a spec; None: the engine's.
         sampler: the law that is claimed; None: the engine's, else temperature 1.
@@ -89,8 +101,8 @@ def check_engine(
         tokens: how many to look at, at most.
         alpha: P("not exact") for an exact engine.
         noise: standard deviation of log p between the engine's own arithmetic and the reference's: 0 if they are the
-            same to rounding, about 0.02 for bfloat16. Tokens that it may carry across the edge of a nucleus are no
-            evidence, but for their number.
+            same to rounding, about 0.02 for bfloat16; None: 0 for a toy target, 0.02 for others. Tokens that it may
+            carry across the edge of a nucleus are no evidence, but for their number.
         seed: seeds of the texts: seed, seed + 1, ...
         name: what to call it.
         progress: told how far it is.
@@ -98,22 +110,25 @@ def check_engine(
     Raises:
         UsageError: if an argument is wrong.
     """
-    if not 0.0 < alpha < 1.0:
-        raise UsageError(f"alpha {alpha} is not a probability of false alarm; use for example 1e-3")
+    if not isinstance(alpha, float) or not 0.0 < alpha < 1.0:
+        raise UsageError(f"alpha {alpha!r} is not a probability of false alarm; use for example 1e-3")
     if whole("tokens", tokens) < 1 or whole("max_tokens", max_tokens) < 1:
         raise UsageError(f"tokens {tokens} and max_tokens {max_tokens} must be positive")
-    if not 0.0 <= noise < 1.0:
+    if noise is not None and not 0.0 <= noise < 1.0:
         raise UsageError(f"noise {noise} is out of range; use 0 or a small number such as 0.02")
     if isinstance(prompts, str) or not len(prompts):
         raise UsageError("prompts must be a list with at least one prompt")
+    named = engine if isinstance(engine, str) else str(getattr(engine, "__name__", type(engine).__name__))
+    engine = resolve(engine) if isinstance(engine, str) else engine
     if isinstance(engine, Engine):
         target, sampler = target or engine.target, sampler or engine.sampler
         drafter = engine.drafter if drafter is None else drafter
     if target is None:
         raise UsageError("target is missing; give the model whose law is claimed")
     model = load(target)
+    noise = (0.0 if isinstance(model, ToyModel) else NOISE) if noise is None else noise
     audit = _Audit(
-        name or str(getattr(engine, "__name__", type(engine).__name__)),
+        name or named,
         engine,
         model,
         _drafter(drafter, model),
@@ -140,7 +155,13 @@ class _Audit:
     noise: float
     alpha: float
     evidence: Evidence
+    looked: int = 0
     texts: int = 0
+    drafted: int = 0
+    judged: int = 0
+    written: int = 0
+    log_p: float = 0.0
+    before: set[tuple[bytes, tuple[int, ...]]] = field(default_factory=set)
     at_edge: int = 0
     near_ties: int = 0
     generating: float = 0.0
@@ -150,6 +171,7 @@ class _Audit:
     ranks: Float[np.ndarray, "two ranks"] = field(default_factory=lambda: np.zeros((2, len(RANKS))))
 
     def __post_init__(self) -> None:
+        self.plain = _changes_nothing(self.sampler)
         self.session = self.model.session()
         self.shadow = None if self.drafter is None else _Shadow(self.drafter, self.sampler, self.model)
 
@@ -159,46 +181,96 @@ class _Audit:
             self.shadow.close()
 
     def run(self, prompts: Sequence[Prompt], max_tokens: int, tokens: int, seed: int, progress: Progress) -> Report:
-        began, looked, empty = time.perf_counter(), 0, 0
-        own = 0.0
-        bar = -math.log(self.alpha)
-        while looked < tokens:
-            request = Request(prompts[self.texts % len(prompts)])
-            prompt = request.prompt_tokens(self.model)
+        try:
+            return self._run(prompts, max_tokens, tokens, seed, progress)
+        except KeyboardInterrupt:
+            return self._report(Finding("interrupted before anything was known"), failed=True)
+        except UsageError:
+            raise
+        except Exception as error:
+            return self._report(Finding(f"the reference failed: {said(error)}"), failed=True)
+
+    def _run(self, prompts: Sequence[Prompt], max_tokens: int, tokens: int, seed: int, progress: Progress) -> Report:
+        asked = [Request(prompt).prompt_tokens(self.model) for prompt in prompts]
+        began, empty, bar = time.perf_counter(), 0, -math.log(self.alpha)
+        while self.looked < tokens:
+            prompt = asked[self.texts % len(asked)]
             start = time.perf_counter()
             try:
                 emitted = self._emitted(prompt, max_tokens, seed + self.texts)
-            except Exception as error:
-                return self._report(looked, Finding(f"the engine failed: {type(error).__name__}: {error}"), failed=True)
+            except (Exception, SystemExit) as error:
+                what = f"the engine failed at text {self.texts + 1}, seed {seed + self.texts}: {said(error)}"
+                return self._report(Finding(what, {"prompt": prompt[-12:].tolist()}), failed=True)
             self.generating += time.perf_counter() - start
             self.texts += 1
             empty = 0 if len(emitted) else empty + 1
             if empty > len(prompts):
-                return self._report(looked, Finding("the engine generates nothing from any prompt"), failed=True)
-            for finding in self._settled(prompt, as_tokens(emitted)[: tokens - looked]):
-                looked += 1
+                return self._report(Finding("the engine generates nothing from any prompt"), failed=True)
+            odd = self._odd(prompt, emitted, max_tokens)
+            if odd is not None:
+                return self._report(odd, failed=True)
+            emitted = self._ended(emitted, max_tokens)
+            for finding in self._settled(prompt, emitted[: tokens - self.looked]):
+                self.looked += 1
+                finding = self._won() if finding is None and self.evidence.log_e >= bar else finding
                 if finding is not None:
-                    return self._report(looked, finding)
-                if self.evidence.log_e >= bar:
-                    return self._report(looked, self._won())
-            self.curve.append((looked, self.evidence.log_e / math.log(10.0)))
-            own = time.perf_counter() - began
-            progress(looked / tokens, f"{looked} tokens in {own:.0f} s, e-value {_number(self.evidence.log_e)}")
-        return self._report(looked, None)
+                    self.curve.append((self.looked, self.evidence.log_e / math.log(10.0)))
+                    return self._report(finding)
+            self.curve.append((self.looked, self.evidence.log_e / math.log(10.0)))
+            spent = time.perf_counter() - began
+            progress(
+                self.looked / tokens, f"{self.looked} tokens in {spent:.0f} s, e-value {_number(self.evidence.log_e)}"
+            )
+        return self._report(None)
+
+    def _odd(self, prompt: Tokens, emitted: Sequence[int], max_tokens: int) -> Finding | None:
+        """Returns why what an engine returned cannot be judged as a text of its own, or None."""
+        shown = {"prompt": prompt[-12:].tolist(), "returned": list(emitted[:24])}
+        if len(emitted) > max_tokens:
+            if list(emitted[: len(prompt)]) == prompt.tolist():
+                return Finding("what it returns begins with the prompt; return the new ids only", shown)
+            return Finding(f"it returns {len(emitted)} ids where at most {max_tokens} were asked for", shown)
+        key = (prompt.tobytes(), tuple(self._ended(emitted, max_tokens)))
+        if key in self.before:
+            return Finding(
+                "it returned the same text for another seed, which is not fresh evidence and all but impossible by "
+                "chance; let its randomness depend on the seed it is given",
+                shown,
+            )
+        return None
 
     def _emitted(self, prompt: Tokens, max_tokens: int, seed: int) -> Sequence[int]:
         if isinstance(self.engine, Engine):
-            return self.engine.generate(prompt, max_tokens=max_tokens, sampler=self.sampler, seed=seed).tokens
-        found = self.engine(prompt.copy(), max_tokens, seed)
-        return [whole("a generated id", token) for token in np.asarray(found).reshape(-1).tolist()]
+            done = self.engine.generate(prompt, max_tokens=max_tokens, sampler=self.sampler, seed=seed)
+            self.drafted += done.counts.num_draft_tokens
+            self.judged += done.counts.num_accepted_tokens + done.counts.num_drafts
+            self.written += len(done.tokens)
+            # What is judged at most: each accepted token, and one that follows each draft.
+            if self.judged:
+                self.evidence.acting = min(Evidence.acting, self.judged / max(self.written, 1))
+            return done.tokens
+        found = np.asarray(self.engine(prompt.copy(), max_tokens, seed)).reshape(-1)
+        if len(found) and found.dtype.kind not in "iu":
+            raise UsageError(f"it returned {found.tolist()!r:.100}, which are no ids; return whole numbers")
+        return found.tolist()
 
-    def _settled(self, prompt: Tokens, emitted: Tokens) -> Iterator[Finding | None]:
+    def _ended(self, emitted: Sequence[int], max_tokens: int) -> list[int]:
+        """Returns the ids with the end of text that a shorter one stands for, if it was left out and is one id only.
+
+        Without it, tokens would be seen on the condition that they are no end of text, and bets could be won on that.
+        """
+        ends = self.model.eos_ids
+        if len(emitted) >= max_tokens or len(ends) != 1 or (len(emitted) and emitted[-1] in ends):
+            return list(emitted)
+        return [*emitted, *ends]
+
+    def _settled(self, prompt: Tokens, emitted: Sequence[int]) -> Iterator[Finding | None]:
         """Yields, for each token in turn, what is wrong with it for sure; the bets on it are settled."""
         bound = self.sampler.bind(len(prompt), self.model.eos_ids, self.model.vocab_size)
-        text, before = prompt, None
+        text, before, start_p = prompt, None, self.log_p
         if self.shadow is not None and not self.sampler.greedy:
             self.shadow.begin(prompt)
-        for token in emitted.tolist():
+        for token in emitted:
             start = time.perf_counter()
             row = self.session.score([Query(0, text, NO_TOKENS)])[0][0]
             drafted = self.shadow.laws(text, bound) if self.shadow is not None and not self.sampler.greedy else None
@@ -213,6 +285,8 @@ class _Audit:
                 yield self._sampled(truth, bound, text, token, row, before, drafted)
                 before = truth.law
             text = np.append(text, np.int32(token))
+        if self.log_p - start_p < UNLIKELY:
+            self.before.add((prompt.tobytes(), tuple(emitted)))
 
     def _greedy(
         self, bound: BoundSampler, prompt: Tokens, text: Tokens, token: int, row: Float[np.ndarray, "vocab"]
@@ -225,7 +299,7 @@ class _Audit:
         so_far = text[len(prompt) :].tolist()
         parted = find_divergence(self.model, bound, 0, prompt, [*so_far, best], [*so_far, token])
         assert parted is not None
-        if parted.near_tie or parted.gap <= self.evidence.allowance**0.5:
+        if parted.near_tie or parted.gap <= MARGIN * math.sqrt(2.0) * self.noise:
             self.near_ties += 1
             return None
         where = self._where(text, token) | {
@@ -270,10 +344,11 @@ class _Audit:
             None if q is None else q.prob_of(truth.core),
             None if raw is None else raw.prob_of(truth.core),
             None if before is None else before.prob_of(truth.core),
-            None if self.sampler == Sampler() else _softmax(row[truth.core]),
+            None if self.plain else _softmax(row[truth.core]),
         )
         self.evidence.see(place, at, measure=len(self.seen) % MEASURED_EVERY == 0)
         self.seen.append((text, token, float(place.p[at])))
+        self.log_p += math.log(float(place.p[at]))
         top = np.sort(place.p)[::-1][: RANKS[-2][1]]
         self.ranks[0] += [float(top[low:high].sum()) for low, high in RANKS[:-1]] + [1.0 - float(top.sum())]
         rank = int((place.p > place.p[at]).sum())
@@ -284,9 +359,10 @@ class _Audit:
         law = bound.law(text, row)
         ids = law.support()[law.probs > 0.0]
         own = bound.sampler
-        if not self.noise or (own.top_k == 0 and own.top_p == 1.0 and own.min_p == 0.0):
+        if own.top_k == 0 and own.top_p == 1.0 and own.min_p == 0.0:
             return _Truth(law, ids, ids)
-        certain, possible = doubtful_edges(bound.scores(text, row), own, MARGIN * self.noise, self.noise)
+        noise = max(self.noise, ROUNDING)
+        certain, possible = doubtful_edges(bound.scores(text, row), own, MARGIN * noise, noise)
         return _Truth(law, np.intersect1d(certain, ids), np.union1d(possible, ids))
 
     def _where(self, text: Tokens, token: int) -> dict[str, Any]:
@@ -319,8 +395,8 @@ class _Audit:
             family=None if bug is None else bug.family,
         )
 
-    def _report(self, looked: int, finding: Finding | None, failed: bool = False) -> Report:
-        greedy = self.sampler.greedy
+    def _report(self, finding: Finding | None, failed: bool = False) -> Report:
+        greedy, looked = self.sampler.greedy, self.looked
         powers = self.evidence.power(self.alpha) if not greedy else {}
         log_e = self.evidence.log_e
         numbers = {
@@ -330,18 +406,20 @@ class _Audit:
             "largest_e_value": math.exp(min(self.evidence.peak, 700.0)),
             "tokens_at_the_edge": self.at_edge,
             "near_ties": self.near_ties,
+            "draft_tokens": self.drafted if isinstance(self.engine, Engine) else None,
+            "share_of_tokens_a_bug_is_taken_to_act_on": self.evidence.acting,
             "generation_seconds": self.generating,
             "reference_seconds": self.passes,
         }
         if finding is None:
-            verdict = Verdict.NO_EVIDENCE
+            blind = not greedy and max(powers.values(), default=0.0) < 0.5
+            verdict = Verdict.INCONCLUSIVE if blind else Verdict.NO_EVIDENCE
             summary = f"{looked} tokens are as the target would write them"
+            summary += "; too few to have shown any bug: raise tokens" if blind else ""
             if greedy:
                 summary += f", {self.near_ties} of them decided by rounding"
             else:
-                weak = [name for name, power in powers.items() if power < 0.95]
                 summary += f" (e-value {_number(log_e)})"
-                summary += f"; too few to show, at a share of 0.7: {', '.join(weak)}" if weak else ""
         else:
             verdict, summary = (Verdict.INCONCLUSIVE if failed else Verdict.NOT_EXACT), finding.what
         plots: list[Bars | Line] = []
@@ -372,7 +450,7 @@ class _Shadow:
     """Computes what a drafter would propose for the next token."""
 
     def __init__(self, drafter: Drafter, sampler: Sampler, model: Model) -> None:
-        self._both = drafter.stochastic and sampler != Sampler()
+        self._both = drafter.stochastic and not _changes_nothing(sampler)
         self._model = model
         self._session: DraftSession = drafter.session(2 if self._both else 1)
 
@@ -397,6 +475,16 @@ class _Shadow:
 
     def close(self) -> None:
         self._session.close()
+
+
+def _changes_nothing(sampler: Sampler) -> bool:
+    """Returns whether a sampler leaves a model's own law as it is."""
+    return all(
+        not isinstance(value, np.ndarray) and value == getattr(_PLAIN, name) for name, value in vars(sampler).items()
+    )
+
+
+_PLAIN = Sampler()
 
 
 def _drafter(drafter: Drafter | Model | str | None, model: Model) -> Drafter | None:

@@ -24,14 +24,17 @@ Answers: TypeAlias = Callable[[Int[np.ndarray, "points"], Float[np.ndarray, "poi
 
 Edges: TypeAlias = Float[np.ndarray, "_"]
 
-LARGEST = 1.0 - 2.0**-53
-"""The largest uniform there is."""
+LARGEST = 1.0 - 2.0**-24
+"""The largest uniform of single precision: what lies beyond rounds to 1 there, which no generator gives."""
 
 FINEST = 2.0**-60
 """Where halving stops: a change that only a uniform of exactly 0 shows takes up no volume."""
 
 GRID = 17
 """Places tried along each coin. Several changes between two of them are found, unless they cancel."""
+
+ROUNDS = 200
+"""Changes looked for in one interval between two places, before the answers are taken to have no order."""
 
 CHECKS = 64
 """Random points tried for each draft: for boxes that cancelled, or answers that depend on more than the uniforms."""
@@ -53,6 +56,9 @@ def exact_law(answers: Answers, witness: Witness, seed: int = 0) -> dict[Text, f
         NotBoxes: if random points disagree with the boxes that were found.
     """
     lines, drafts, k = _Lines(answers), range(len(witness.drafts)), witness.length
+    again = np.repeat(np.arange(len(drafts)), 8), np.random.default_rng(seed).random((8 * len(drafts), k + 1))
+    if answers(*again) != answers(*again):
+        raise NotBoxes
     edges: list[list[Edges]] = [[] for _ in drafts]
     for coin in range(k):
         # Earlier coins at the middle of each of their intervals; later ones at either end; two final uniforms.
@@ -111,7 +117,9 @@ class _Lines:
         low, high = places[columns], places[columns + 1]
         at_low, at_high = found[lines, columns], found[lines, columns + 1]
         edges: list[list[float]] = [[] for _ in range(int(owner.max()) + 1)]
-        while len(lines):
+        for _ in range(ROUNDS):
+            if not len(lines):
+                break
             # One line for each draft and interval is halved; most others change at the same place, which is tried.
             _, first, group = np.unique(
                 np.stack([which[lines], low, high], axis=1), axis=0, return_index=True, return_inverse=True
@@ -128,6 +136,8 @@ class _Lines:
             low = np.where(here, place, low)[more]
             at_low = np.where(here, up, at_low)[more]
             lines, high, at_high = lines[more], high[more], at_high[more]
+        else:
+            raise NotBoxes
         return [_apart(np.array(sorted(each))) for each in edges]
 
     def _halved(

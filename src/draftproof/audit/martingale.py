@@ -34,6 +34,7 @@ SCORES = 6
 DROPPED_BELOW = 0.3
 LENIENCE = 1.2
 COLDER = 0.7
+HOTTER, COOLER = 1.15, 0.85
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,6 +172,8 @@ BUG_LAWS: tuple[BugLaw, ...] = (
     BugLaw("a truncated draft is told by its raw law", "draft law", _raw_draft),
     BugLaw("a token comes from the row before", "rows", lambda place: place.before),
     BugLaw("the sampling parameters are not applied", "processors", lambda place: place.unprocessed),
+    BugLaw("sampled at a higher temperature than is claimed", "temperature", lambda place: place.p ** (1 / HOTTER)),
+    BugLaw("sampled at a lower temperature than is claimed", "temperature", lambda place: place.p ** (1 / COOLER)),
 )
 """Every bug of an engine that an audit bets on, with the family it is reported under."""
 
@@ -201,14 +204,16 @@ class Evidence:
     Args:
         allowance: how much larger than the reference's a probability of the engine's own may be, on average over the
             ids a bet favours: each factor is divided by 1 + this. 0 for arithmetic that is the same to rounding.
+        acting: the share of tokens that a bug is taken to act on when power is told.
     """
 
     allowance: float = 0.0
+    acting: float = 0.7
     tokens: int = 0
     wealth: dict[tuple[str, float], float] = field(default_factory=dict)
     peak: float = 0.0
     _bets: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
-    _growth: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    _growth: dict[str, list[list[tuple[float, float]]]] = field(default_factory=dict)
 
     @property
     def log_e(self) -> float:
@@ -236,10 +241,14 @@ class Evidence:
                 self._add((bug.name, share), math.log1p(share * (gain - 1.0)) - charge)
             self._bets.setdefault(bug.name, []).append((self.tokens, gain))
             if measure:
-                growth = np.log1p(SHARES[1] * (weights / total / p - 1.0))
-                real = SHARES[1] * weights / total + (1.0 - SHARES[1]) * p
-                mean = float((real * growth).sum())
-                self._growth.setdefault(bug.name, []).append((mean - charge, float((real * growth**2).sum()) - mean**2))
+                real = self.acting * weights / total + (1.0 - self.acting) * p
+                growths = [np.log1p(share * (weights / total / p - 1.0)) for share in SHARES]
+                means = [float((real * growth).sum()) for growth in growths]
+                spreads = [
+                    float((real * growth**2).sum()) - mean**2 for growth, mean in zip(growths, means, strict=True)
+                ]
+                noted = [(mean - charge, spread) for mean, spread in zip(means, spreads, strict=True)]
+                self._growth.setdefault(bug.name, []).append(noted)
         for name, score in _scores(place, at):
             for stake in STAKES:
                 self._add((name, stake), math.log1p(stake * score) - charge)
@@ -278,19 +287,17 @@ class Evidence:
         return found
 
     def power(self, alpha: float) -> dict[str, float]:
-        """Returns P(1/alpha would have been reached) by the number of tokens seen, for each bug, did it act on 70 %."""
+        """Returns, for each bug that changes anything here, P(1/alpha would have been reached by now), did it act."""
         from scipy.stats import norm
 
         bar = math.log(BETS / alpha)
         found: dict[str, float] = {}
         for bug in BUG_LAWS:
             noted = np.array(self._growth.get(bug.name, []))
-            if not len(noted):
-                found[bug.name] = 0.0
+            if not len(noted) or not noted[:, :, 1].any():
                 continue
-            settled = len(self._bets[bug.name])
-            mean, variance = settled * float(noted[:, 0].mean()), settled * float(noted[:, 1].mean())
-            found[bug.name] = (
-                float(norm.sf((bar - mean) / math.sqrt(variance))) if variance > 0.0 else float(mean > bar)
+            sums = len(self._bets[bug.name]) * noted.mean(axis=0)
+            found[bug.name] = max(
+                float(norm.sf((bar - mean) / math.sqrt(max(variance, 1e-300)))) for mean, variance in sums.tolist()
             )
         return found

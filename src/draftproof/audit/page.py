@@ -31,7 +31,7 @@ def page(report: Report) -> str:
         f'<p class="verdict" style="color:{_COLOURS[report.verdict]}">{escape(report.verdict.value)}</p>',
         f"<p>{escape(report.summary)}</p>",
         f"<p>About: {escape(report.layer)}.<br>Looked at: {escape(report.looked_at)}, in {report.seconds:.1f} s."
-        f"<br>Chance of a false alarm: {report.alpha:g}.</p>",
+        + (f"<br>Chance of a false alarm: {report.alpha:g}.</p>" if report.alpha else "</p>"),
         *map(_finding, report.findings),
         *map(_plot, report.plots),
     ]
@@ -55,7 +55,9 @@ def page(report: Report) -> str:
 def _finding(finding: Finding) -> str:
     facts = [f"<h2>Found</h2><p>{escape(finding.what)}</p>"]
     if finding.bug:
-        facts.append(f"<p>Likeliest bug: <b>{escape(finding.bug)}</b> (family: {escape(finding.family or '')}).</p>")
+        facts.append(
+            f"<p>Nearest known bug: <b>{escape(finding.bug)}</b> (family: {escape(finding.family or '')}).</p>"
+        )
     for name, value in (("p-value", finding.p_value), ("e-value", finding.e_value)):
         if value is not None:
             facts.append(f"<p>{name}: {value:.3g}</p>")
@@ -72,6 +74,7 @@ def _plot(plot: Bars | Line) -> str:
 def _bars(plot: Bars) -> str:
     most = max([*plot.expected, *plot.observed, 1e-12])
     room, foot = (WIDTH - LEFT) / len(plot.labels), HEIGHT - BELOW
+    legend = f"grey: {plot.legend[0]}; blue: {plot.legend[1]}"
     drawn = [_axis(foot), f'<text x="4" y="16">{most:.3g}</text>']
     for i, (label, expected, observed) in enumerate(zip(plot.labels, plot.expected, plot.observed, strict=True)):
         x = LEFT + i * room
@@ -82,7 +85,7 @@ def _bars(plot: Bars) -> str:
                 f'height="{tall:.1f}" fill="{colour}"><title>{escape(label)}: {value:.4g}</title></rect>'
             )
         drawn.append(f'<text x="{x + 0.5 * room:.1f}" y="{foot + 16}" text-anchor="middle">{escape(label)}</text>')
-    drawn.append(f'<text x="{LEFT}" y="{HEIGHT - 6}">grey: the target\'s law; blue: what was seen</text>')
+    drawn.append(f'<text x="{LEFT}" y="{HEIGHT - 6}">{escape(legend)}</text>')
     return "".join(drawn)
 
 

@@ -68,12 +68,14 @@ class Bars:
         labels: the outcomes.
         expected: the target's law.
         observed: what was seen.
+        legend: what the two are.
     """
 
     title: str
     labels: list[str]
     expected: list[float]
     observed: list[float]
+    legend: tuple[str, str] = ("the target's law", "what was seen")
 
 
 @dataclass(frozen=True)

@@ -128,5 +128,7 @@ EDGES: tuple[Witness, ...] = (
     Witness.same("a tiny probability", (1e-6, 0.6, 0.4 - 1e-6), (0.4, 0.4, 0.2), 2),
     Witness.random("four tokens", 4, 2, 0.3, 1),
     Witness.random("two tokens", 2, 3, 0.3, 1),
+    Witness.random("eight tokens", 8, 1, 0.3, 1),
+    Witness.random("four draft places", 2, 4, 0.3, 1),
 )
 """Instances that clamp ratios, empty the residual or leave one choice: what random laws never show."""

@@ -16,6 +16,8 @@ from rich.text import Text
 
 from draftproof.audit.report import Finding, Progress, Report
 from draftproof.errors import UsageError
+from draftproof.models.base import Model
+from draftproof.request import Prompt
 
 app = typer.Typer(
     help="Find out whether a verification function, an engine or a backend is really lossless.",
@@ -67,6 +69,7 @@ def rule(
     """
     from draftproof.audit.rule import check_rule
 
+    _check_page(html)
     sys.path.insert(0, "")
     _finish(
         check_rule(
@@ -126,11 +129,12 @@ def engine(
     max_tokens: Annotated[int, typer.Option(help="Most tokens of one text.", rich_help_panel=EVIDENCE)] = 64,
     alpha: Annotated[float, typer.Option(help="Chance of a false alarm.", rich_help_panel=EVIDENCE)] = 1e-3,
     noise: Annotated[
-        float,
+        float | None,
         typer.Option(
-            help="Standard deviation of log p by rounding: 0.02 for bfloat16, 0 for none.", rich_help_panel=EVIDENCE
+            help="Standard deviation of log p by rounding, as `audit backend` tells; default: 0.02, none for toys.",
+            rich_help_panel=EVIDENCE,
         ),
-    ] = 0.02,
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the first text.", rich_help_panel=EVIDENCE)] = 0,
     as_json: AsJson = False,
     html: AsPage = None,
@@ -151,12 +155,15 @@ def engine(
 
     if library not in ("draftproof", "transformers"):
         raise UsageError(f"--library {library!r} is unknown; use draftproof or transformers, or --call MODULE:FUNCTION")
+    if call is not None and library != "draftproof":
+        raise UsageError(f"--call {call} and --library {library} name two engines; leave one out")
     check_drafter(drafter)
     check_rule(rule)
+    _check_page(html)
     sampler = Sampler(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
     )
-    asked = list(PROMPTS) if prompts is None else _lines(prompts)
+    listed = None if prompts is None else _lines(prompts)
     length = "auto" if draft_length == "auto" else _count(draft_length, "--num-draft-tokens")
     sys.path.insert(0, "")
     function = None if call is None else resolve(call)
@@ -183,7 +190,7 @@ def engine(
             target=model,
             drafter=proposer,
             sampler=sampler,
-            prompts=asked,
+            prompts=_asked(model) if listed is None else listed,
             max_tokens=max_tokens,
             tokens=tokens,
             alpha=alpha,
@@ -211,23 +218,39 @@ def backend(
 ) -> None:
     """Audit a backend: are the logits of a pass over several rows those of passes over one row?
 
-    Exit status: 0 exact, or as near as rounding; 1 not exact; 2 wrong usage.
+    Exit status: 0 exact, or as near as rounding; 1 not exact; 2 wrong usage; 3 inconclusive.
     """
     from draftproof.audit.backend import check_backend
     from draftproof.models.load import load
 
     rows = [_count(part, "--widths") for part in widths.split(",")]
+    listed = None if prompts is None else _lines(prompts)
+    _check_page(html)
     options = {name: value for name, value in (("dtype", dtype), ("device", device)) if value is not None}
     with load(target, **options) as model:
         report = check_backend(
             model,
-            prompts=list(PROMPTS) if prompts is None else _lines(prompts),
+            prompts=_asked(model) if listed is None else listed,
             tokens=tokens,
             widths=rows,
             seed=seed,
             progress=_progress(as_json),
         )
     _finish(report, as_json, html)
+
+
+def _asked(model: Model) -> list[Prompt]:
+    """Returns the prompts above, or ids where the model's tokenizer cannot write them."""
+    try:
+        return [model.tokenizer.encode(prompt) for prompt in PROMPTS]
+    except UsageError:
+        return [[token % model.vocab_size for token in range(first, first + 4)] for first in range(0, 15, 3)]
+
+
+def _check_page(html: Path | None) -> None:
+    """Refuses a page that cannot be written before anything is computed."""
+    if html is not None and (html.is_dir() or not html.absolute().parent.is_dir()):
+        raise UsageError(f"--html {html} cannot be written; give a file in a directory that exists")
 
 
 def _lines(path: Path) -> list[str]:
@@ -241,7 +264,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _count(text: str, option: str) -> int:
-    if not text.isdigit():
+    if not text.isdecimal():
         raise UsageError(f"{option} {text!r} is no count; use a whole number")
     return int(text)
 
@@ -294,7 +317,9 @@ def _print(report: Report) -> None:
     if report.level == "backend":
         _print_widths(console, report)
     if report.power and report.ok:
-        table = Table("bug", "family", "would be found", box=box.SIMPLE_HEAD, pad_edge=False)
+        acting = report.numbers.get("share_of_tokens_a_bug_is_taken_to_act_on")
+        share = "" if acting is None else f", if it acts on {100 * acting:.0f} % of tokens"
+        table = Table("bug", "family", f"would be found{share}", box=box.SIMPLE_HEAD, pad_edge=False)
         for each in report.power:
             table.add_row(each.bug, each.family, f"{100.0 * each.power:.0f} %")
         console.print(table)
@@ -311,7 +336,7 @@ def _print_widths(console: Console, report: Report) -> None:
 def _print_finding(console: Console, report: Report, finding: Finding) -> None:
     console.print(Text(f"\n{finding.what}"), soft_wrap=True)
     if finding.bug:
-        console.print(Text(f"  likeliest bug: {finding.bug} (family: {finding.family})"), soft_wrap=True)
+        console.print(Text(f"  nearest known bug: {finding.bug} (family: {finding.family})"), soft_wrap=True)
     if finding.p_value is not None:
         console.print(Text(f"  p-value {finding.p_value:.3g}; a false alarm at {report.alpha:g}"))
     if finding.e_value is not None:
