@@ -96,7 +96,7 @@ def test_numbers_that_are_none_are_no_rounding(factor: float) -> None:
             found = [rows[i].copy() for i in range(len(rows))]
             for row in found if len(found) > 1 else []:
                 row[int(np.argmin(row))] = factor
-            return [found]  # type: ignore[list-item]
+            return [found]
 
     report = check_backend(Broken(TARGET.table, VOCAB), prompts=PROMPTS[:1], tokens=32, widths=(3,))
     assert report.verdict is Verdict.NOT_EXACT

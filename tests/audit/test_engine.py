@@ -238,7 +238,7 @@ def test_greedy_text_under_noise_is_judged_by_the_noise() -> None:
         text = prompt
         for _ in range(max_tokens):
             text = np.append(text, np.argmax(flat.table(text) + 0.02 * rng.standard_normal(VOCAB)).astype(np.int32))
-        return text[len(prompt) :].tolist()
+        return list(text[len(prompt) :])
 
     options = {"target": flat, "sampler": dp.Sampler(temperature=0.0), "prompts": PROMPTS, "tokens": 900}
     assert check_engine(noisy, noise=0.02, **options).verdict is Verdict.NO_EVIDENCE  # type: ignore[arg-type]
