@@ -2,6 +2,7 @@
 
     python -m benchmarks.audit_engines
     python -m benchmarks.audit_engines --only "transformers assisted"    # what begins so
+    python -m benchmarks.audit_engines --rules                           # verification functions instead
 
 The target has random weights, and the draft model is the target with some noise on its own; vocabulary 48, float32, so
 that what is found is the engine's doing and not rounding's. Each row of the CSV has the verdict, what it rests on
@@ -25,7 +26,7 @@ import transformers
 
 import draftproof as dp
 from benchmarks.record import print_table, write_csv
-from draftproof.audit import check_engine
+from draftproof.audit import check_engine, check_rule
 from draftproof.audit.transformers_generate import TransformersGenerate
 from draftproof.models.transformers import TransformersModel
 from draftproof.types import Tokens
@@ -132,13 +133,46 @@ def suspects(
             yield "flashspec", "flashspec", law, sampler, assisted, flashspec_engine(target, draft, sampler)
 
 
+RULES = {
+    "draftproof:verify": ("draftproof", "probs"),
+    "transformers.generation.utils:_speculative_sampling": ("transformers", "transformers"),
+}
+"""Verification functions, each with its package and how it is called."""
+
+
+def audit_rules() -> list[dict[str, Any]]:
+    """Returns a row for each verification function."""
+    rows = []
+    for function, (package, convention) in RULES.items():
+        report = check_rule(function, convention=convention)
+        rows.append(
+            {
+                "function": function,
+                "version": version(package),
+                "verdict": report.verdict.value,
+                "summary": report.summary,
+                "looked_at": report.looked_at,
+                "least_power": min((each.power for each in report.power), default=""),
+                "seconds": round(report.seconds, 1),
+            }
+        )
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=3000)
     parser.add_argument("--only", default="", help="engines whose name begins so")
     parser.add_argument("--laws", help="joined by commas")
-    parser.add_argument("--out", type=Path, default=RESULTS / "audits.csv")
+    parser.add_argument("--rules", action="store_true", help="verification functions")
+    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    arguments.out = arguments.out or RESULTS / ("audit_rules.csv" if arguments.rules else "audits.csv")
+    if arguments.rules:
+        found = audit_rules()
+        write_csv(arguments.out, found, "python -m benchmarks.audit_engines --rules")
+        print_table(list(found[0]), found)
+        return
     torch.set_num_threads(1)  # on models this small a second thread only waits
     target, draft = pair()
     rows: list[dict[str, Any]] = []

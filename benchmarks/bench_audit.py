@@ -53,7 +53,9 @@ def bugs(target: dp.Model, draft: dp.Model) -> Iterator[tuple[str, str, dp.Engin
 def find_bugs(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns a row for each bug and pair."""
     rows: list[dict[str, Any]] = []
-    for pair, (target, draft) in toy_pairs().items():
+    pairs = toy_pairs()
+    for pair in arguments.pairs.split(",") if arguments.pairs else list(pairs):
+        target, draft = pairs[pair]
         for name, family, engine in bugs(target, draft):
             reports = [
                 check_engine(
@@ -126,6 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--exact", action="store_true", help="exact engines")
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--pairs", help="names of pairs, joined by commas; default: all")
     parser.add_argument("--runs", type=int, default=300)
     parser.add_argument("--tokens", type=int, help="at most; default 20000, 2000 for exact engines")
     parser.add_argument("--out", type=Path)
