@@ -120,6 +120,36 @@ def predicted(target: dp.Model, draft: dp.Model, rows: list[dict[str, Any]]) -> 
     return lines
 
 
+def predicted_of_copy(target: dp.Model, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the same for drafts by the GGUF file, at the mean draft length that "auto" chose and what it kept."""
+    one = pass_seconds(target, 1)
+    c = pass_seconds(dp.load("smollm2-135m"), 1) / one
+    lines = []
+    for mode in dict.fromkeys(row["mode"] for row in rows):
+        mine = [row for row in rows if (row["mode"], row["contender"]) == (mode, GGUF)]
+        passes, drafted, accepted = (sum(int(row[key]) for row in mine) for key in ("passes", "drafted", "accepted"))
+        k = drafted / passes
+        v = pass_seconds(target, round(k) + 1) / one
+        plain = {row["prompt"]: row for row in rows if (row["mode"], row["contender"]) == (mode, "plain")}
+        measured, low, high = ratio_interval(
+            (float(plain[row["prompt"]]["ms_per_token"]) for row in mine), (float(row["ms_per_token"]) for row in mine)
+        )
+        lines.append(
+            {
+                "mode": mode,
+                "mean_draft": round(k, 2),
+                "tokens_a_pass": round(1.0 + accepted / passes, 2),
+                "c": round(c, 3),
+                "v": round(v, 3),
+                "predicted": round((1.0 + accepted / passes) / (k * c + v), 3),
+                "measured": round(measured, 3),
+                "low": round(low, 3),
+                "high": round(high, 3),
+            }
+        )
+    return lines
+
+
 def in_batches(target: TransformersModel, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns tokens a second for batches of prompts."""
     prompts = [prompt for _, prompt in questions(arguments.prompts, target, arguments.every).values()]
@@ -163,6 +193,7 @@ def main() -> None:
     parser.add_argument("--modes", default="greedy,sampled,sampled T=1")
     parser.add_argument("--only", help="contenders besides plain, joined by commas")
     parser.add_argument("--batch", action="store_true", help="eight prompts at a time")
+    parser.add_argument("--predict", type=Path, help="what the theory says of an earlier run's drafts by the GGUF file")
     parser.add_argument("--draft", help="directory of a draft model")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, help="print the tables of an earlier run")
@@ -173,6 +204,15 @@ def main() -> None:
     if arguments.table:
         comments, rows = read_csv(arguments.table)
         print(report(rows, comments))
+        return
+    if arguments.predict:
+        lines = predicted_of_copy(
+            dp.load("transformers:smollm2-135m", dtype="bfloat16"), read_csv(arguments.predict)[1]
+        )
+        write_csv(
+            RESULTS / "transformers_predicted.csv", lines, "python -m benchmarks.bench_transformers --predict FILE"
+        )
+        print_table(list(lines[0]), lines)
         return
     if not arguments.prompts:
         parser.error("give --prompts, or --table for the tables of an earlier run")

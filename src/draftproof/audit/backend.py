@@ -15,6 +15,8 @@ from draftproof.errors import UsageError, whole
 from draftproof.models.base import Model, Query
 from draftproof.models.load import load
 from draftproof.request import Prompt, Request
+from draftproof.sampling import Sampler
+from draftproof.truncation import truncated_law
 from draftproof.types import NO_TOKENS, Tokens, as_tokens
 
 LAYER = "the logits of a backend: passes over several rows, with drafts kept and dropped, against passes over one"
@@ -58,7 +60,7 @@ class _Compared:
             self.broken = self.broken or {"after": text[-12:].tolist(), "row of the pass": place}
             return
         self.equal = self.equal and np.array_equal(one, many)
-        p, q = _softmax(one), _softmax(many)
+        p, q = _probs(one), _probs(many)
         distance = 0.5 * float(np.abs(p - q).sum())
         if not self.distances or distance > max(self.distances):
             self.worst = {"after": text[-12:].tolist(), "row of the pass": place, "total variation": distance}
@@ -134,7 +136,7 @@ def _written(
         for _ in range(tokens):
             row = session.score([Query(0, text, NO_TOKENS)])[0][0].copy()
             rows.append(row)
-            edges = np.cumsum(_softmax(row))
+            edges = np.cumsum(_probs(row))
             text = np.append(text, np.int32(np.searchsorted(edges, rng.random() * edges[-1], side="right")))
     return text, rows
 
@@ -220,7 +222,8 @@ def _report(model: Model, compared: dict[int, _Compared], seconds: float) -> Rep
     )
 
 
-def _softmax(row: Float[np.ndarray, "vocab"]) -> Float[np.ndarray, "vocab"]:
-    weights = np.exp(row.astype(np.float64) - float(row.max()))
-    law: Float[np.ndarray, "vocab"] = weights / weights.sum()
-    return law
+def _probs(row: Float[np.ndarray, "vocab"]) -> Float[np.ndarray, "vocab"]:
+    return truncated_law(row.astype(np.float64), float(row.max()), _PLAIN).dense(len(row))
+
+
+_PLAIN = Sampler()

@@ -28,6 +28,7 @@ from draftproof.models.load import load
 from draftproof.models.toy import ToyModel
 from draftproof.request import Prompt, Request
 from draftproof.sampling import BoundSampler, Sampler
+from draftproof.truncation import truncated_law
 from draftproof.types import NO_TOKENS, Tokens
 
 Generate: TypeAlias = Callable[[Tokens, int, int], Sequence[int]]
@@ -344,7 +345,7 @@ class _Audit:
             None if q is None else q.prob_of(truth.core),
             None if raw is None else raw.prob_of(truth.core),
             None if before is None else before.prob_of(truth.core),
-            None if self.plain else _softmax(row[truth.core]),
+            None if self.plain else _own_law(row[truth.core]),
         )
         self.evidence.see(place, at, measure=len(self.seen) % MEASURED_EVERY == 0)
         self.seen.append((text, token, float(place.p[at])))
@@ -487,6 +488,11 @@ def _changes_nothing(sampler: Sampler) -> bool:
 _PLAIN = Sampler()
 
 
+def _own_law(logits: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+    """Returns a model's own law of some ids, by their logits."""
+    return truncated_law(logits.astype(np.float64), float(logits.max()), _PLAIN).dense(len(logits))
+
+
 def _drafter(drafter: Drafter | Model | str | None, model: Model) -> Drafter | None:
     if drafter is None:
         return None
@@ -507,12 +513,6 @@ def _share(scores: Float[np.ndarray, "vocab"], some: Int[np.ndarray, "n"], other
     """Returns the probability of some ids among them and others."""
     weights = np.exp(scores - scores[np.concatenate([some, others])].max())
     return float(weights[some].sum() / (weights[some].sum() + weights[others].sum()))
-
-
-def _softmax(logits: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
-    weights = np.exp(logits.astype(np.float64) - float(logits.max()))
-    law: Float[np.ndarray, "n"] = weights / weights.sum()
-    return law
 
 
 def _number(log_e: float) -> str:
