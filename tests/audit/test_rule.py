@@ -62,7 +62,7 @@ def test_each_bug_is_found_and_named(bug: Bug) -> None:
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("bug", BUGS, ids=lambda each: each.name)
 def test_each_bug_is_found_by_frequencies(bug: Bug) -> None:
-    report = check_rule(hidden(bug), witnesses=FAR, draws=20_000)
+    report = check_rule(hidden(bug), witnesses=FAR, draws=20_000 if bug.family == "block" else 5_000)
     assert report.verdict is Verdict.NOT_EXACT
     assert report.family == bug.family
     assert report.findings[0].p_value is not None

@@ -182,17 +182,15 @@ class _Audit:
             self.shadow.close()
 
     def run(self, prompts: Sequence[Prompt], max_tokens: int, tokens: int, seed: int, progress: Progress) -> Report:
+        asked = [Request(prompt).prompt_tokens(self.model) for prompt in prompts]
         try:
-            return self._run(prompts, max_tokens, tokens, seed, progress)
+            return self._run(asked, max_tokens, tokens, seed, progress)
         except KeyboardInterrupt:
             return self._report(Finding("interrupted before anything was known"), failed=True)
-        except UsageError:
-            raise
         except Exception as error:
             return self._report(Finding(f"the reference failed: {said(error)}"), failed=True)
 
-    def _run(self, prompts: Sequence[Prompt], max_tokens: int, tokens: int, seed: int, progress: Progress) -> Report:
-        asked = [Request(prompt).prompt_tokens(self.model) for prompt in prompts]
+    def _run(self, asked: Sequence[Tokens], max_tokens: int, tokens: int, seed: int, progress: Progress) -> Report:
         began, empty, bar = time.perf_counter(), 0, -math.log(self.alpha)
         while self.looked < tokens:
             prompt = asked[self.texts % len(asked)]
@@ -205,7 +203,7 @@ class _Audit:
             self.generating += time.perf_counter() - start
             self.texts += 1
             empty = 0 if len(emitted) else empty + 1
-            if empty > len(prompts):
+            if empty > len(asked):
                 return self._report(Finding("the engine generates nothing from any prompt"), failed=True)
             odd = self._odd(prompt, emitted, max_tokens)
             if odd is not None:
