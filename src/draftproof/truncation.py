@@ -52,6 +52,11 @@ def truncated_law(logits: Float[np.ndarray, "vocab"], top: float, sampler: Sampl
     return _law(weights, None) if kept is None else _law(weights[kept], kept)
 
 
+def own_law(logits: Float[np.ndarray, "ids"]) -> Float[np.ndarray, "ids"]:
+    """Returns a model's own probabilities of some ids by their logits: temperature 1, nothing cut, `[ids]`."""
+    return _law(np.exp(_scale(logits, float(logits.max()), 1.0)), None).probs
+
+
 def _scale(logits: Float[np.ndarray, "candidates"], top: float, temperature: float) -> Scaled:
     # Subtract before dividing: logits / T would overflow for half-precision-sized logits and a small T.
     scaled: Scaled = np.subtract(logits, top, dtype=np.float64)

@@ -15,8 +15,7 @@ from draftproof.errors import UsageError, whole
 from draftproof.models.base import Model, Query
 from draftproof.models.load import load
 from draftproof.request import Prompt, Request
-from draftproof.sampling import Sampler
-from draftproof.truncation import truncated_law
+from draftproof.truncation import own_law
 from draftproof.types import NO_TOKENS, Tokens, as_tokens
 
 LAYER = "the logits of a backend: passes over several rows, with drafts kept and dropped, against passes over one"
@@ -60,7 +59,7 @@ class _Compared:
             self.broken = self.broken or {"after": text[-12:].tolist(), "row of the pass": place}
             return
         self.equal = self.equal and np.array_equal(one, many)
-        p, q = _probs(one), _probs(many)
+        p, q = own_law(one), own_law(many)
         distance = 0.5 * float(np.abs(p - q).sum())
         if not self.distances or distance > max(self.distances):
             self.worst = {"after": text[-12:].tolist(), "row of the pass": place, "total variation": distance}
@@ -136,7 +135,7 @@ def _written(
         for _ in range(tokens):
             row = session.score([Query(0, text, NO_TOKENS)])[0][0].copy()
             rows.append(row)
-            edges = np.cumsum(_probs(row))
+            edges = np.cumsum(own_law(row))
             text = np.append(text, np.int32(np.searchsorted(edges, rng.random() * edges[-1], side="right")))
     return text, rows
 
@@ -220,10 +219,3 @@ def _report(model: Model, compared: dict[int, _Compared], seconds: float) -> Rep
     return Report(
         model.name, "backend", LAYER, verdict, summary, 0.0, looked_at, tuple(findings), (), numbers, (bars,), seconds
     )
-
-
-def _probs(row: Float[np.ndarray, "vocab"]) -> Float[np.ndarray, "vocab"]:
-    return truncated_law(row.astype(np.float64), float(row.max()), _PLAIN).dense(len(row))
-
-
-_PLAIN = Sampler()

@@ -28,7 +28,7 @@ from draftproof.models.load import load
 from draftproof.models.toy import ToyModel
 from draftproof.request import Prompt, Request
 from draftproof.sampling import BoundSampler, Sampler
-from draftproof.truncation import truncated_law
+from draftproof.truncation import own_law
 from draftproof.types import NO_TOKENS, Tokens
 
 Generate: TypeAlias = Callable[[Tokens, int, int], Sequence[int]]
@@ -63,11 +63,13 @@ class _Truth:
         law: the law.
         core: the ids it gives positive probability beyond doubt.
         allowed: the ids it may give any, with noise.
+        doubtful: the most that noise allows the others of these together.
     """
 
     law: Distribution
     core: Int[np.ndarray, "core"]
     allowed: Int[np.ndarray, "allowed"]
+    doubtful: float = 0.0
 
 
 def check_engine(
@@ -174,7 +176,9 @@ class _Audit:
     def __post_init__(self) -> None:
         self.plain = _changes_nothing(self.sampler)
         self.session = self.model.session()
-        self.shadow = None if self.drafter is None else _Shadow(self.drafter, self.sampler, self.model)
+        # Greedy text is judged by the target's choice alone.
+        drafter = None if self.sampler.greedy else self.drafter
+        self.shadow = None if drafter is None else _Shadow(drafter, self.sampler, self.model)
 
     def close(self) -> None:
         self.session.close()
@@ -205,10 +209,10 @@ class _Audit:
             empty = 0 if len(emitted) else empty + 1
             if empty > len(asked):
                 return self._report(Finding("the engine generates nothing from any prompt"), failed=True)
+            emitted = self._ended(emitted, max_tokens)
             odd = self._odd(prompt, emitted, max_tokens)
             if odd is not None:
                 return self._report(odd, failed=True)
-            emitted = self._ended(emitted, max_tokens)
             for finding in self._settled(prompt, emitted[: tokens - self.looked]):
                 self.looked += 1
                 finding = self._won() if finding is None and self.evidence.log_e >= bar else finding
@@ -229,7 +233,7 @@ class _Audit:
             if list(emitted[: len(prompt)]) == prompt.tolist():
                 return Finding("what it returns begins with the prompt; return the new ids only", shown)
             return Finding(f"it returns {len(emitted)} ids where at most {max_tokens} were asked for", shown)
-        key = (prompt.tobytes(), tuple(self._ended(emitted, max_tokens)))
+        key = (prompt.tobytes(), tuple(emitted))
         if key in self.before:
             return Finding(
                 "it returned the same text for another seed, which is not fresh evidence and all but impossible by "
@@ -267,12 +271,12 @@ class _Audit:
         """Yields, for each token in turn, what is wrong with it for sure; the bets on it are settled."""
         bound = self.sampler.bind(len(prompt), self.model.eos_ids, self.model.vocab_size)
         text, before, start_p = prompt, None, self.log_p
-        if self.shadow is not None and not self.sampler.greedy:
+        if self.shadow is not None:
             self.shadow.begin(prompt)
         for token in emitted:
             start = time.perf_counter()
             row = self.session.score([Query(0, text, NO_TOKENS)])[0][0]
-            drafted = self.shadow.laws(text, bound) if self.shadow is not None and not self.sampler.greedy else None
+            drafted = None if self.shadow is None else self.shadow.laws(text, bound)
             self.passes += time.perf_counter() - start
             if not 0 <= token < self.model.vocab_size:
                 yield Finding(f"it emits id {token}, which the target's vocabulary lacks", self._where(text, token))
@@ -290,7 +294,6 @@ class _Audit:
     def _greedy(
         self, bound: BoundSampler, prompt: Tokens, text: Tokens, token: int, row: Float[np.ndarray, "vocab"]
     ) -> Finding | None:
-        self.evidence.tokens += 1
         scores = bound.scores(text, row)
         best = int(np.argmax(scores))
         if token == best:
@@ -328,10 +331,7 @@ class _Audit:
             where = self._where(text, token) | {"the target's ids there": len(truth.allowed)}
             return Finding("it emits a token to which the target's law gives probability 0", where, p_value=0.0)
         at = _place(token, truth.core)
-        # Of tokens in doubt, any may be kept: no more than all of them, over the fewest that are kept beside them.
-        doubtful = np.setdiff1d(truth.allowed, truth.core)
-        most = _share(bound.scores(text, row), doubtful, truth.core) if len(doubtful) else 0.0
-        self.evidence.see_edge(at is None, most)
+        self.evidence.see_edge(at is None, truth.doubtful)
         if at is None:
             self.at_edge += 1
             return None
@@ -343,7 +343,7 @@ class _Audit:
             None if q is None else q.prob_of(truth.core),
             None if raw is None else raw.prob_of(truth.core),
             None if before is None else before.prob_of(truth.core),
-            None if self.plain else _own_law(row[truth.core]),
+            None if self.plain else own_law(row[truth.core]),
         )
         self.evidence.see(place, at, measure=len(self.seen) % MEASURED_EVERY == 0)
         self.seen.append((text, token, float(place.p[at])))
@@ -361,8 +361,12 @@ class _Audit:
         if own.top_k == 0 and own.top_p == 1.0 and own.min_p == 0.0:
             return _Truth(law, ids, ids)
         noise = max(self.noise, ROUNDING)
-        certain, possible = doubtful_edges(bound.scores(text, row), own, MARGIN * noise, noise)
-        return _Truth(law, np.intersect1d(certain, ids), np.union1d(possible, ids))
+        scores = bound.scores(text, row)
+        certain, possible = doubtful_edges(scores, own, MARGIN * noise, noise)
+        core, allowed = np.intersect1d(certain, ids), np.union1d(possible, ids)
+        # Of tokens in doubt, any may be kept: no more than all of them, over the fewest that are kept beside them.
+        others = np.setdiff1d(allowed, core)
+        return _Truth(law, core, allowed, _share(scores, others, core) if len(others) else 0.0)
 
     def _where(self, text: Tokens, token: int) -> dict[str, Any]:
         names = self.model.tokenizer.token_name
@@ -484,11 +488,6 @@ def _changes_nothing(sampler: Sampler) -> bool:
 
 
 _PLAIN = Sampler()
-
-
-def _own_law(logits: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
-    """Returns a model's own law of some ids, by their logits."""
-    return truncated_law(logits.astype(np.float64), float(logits.max()), _PLAIN).dense(len(logits))
 
 
 def _drafter(drafter: Drafter | Model | str | None, model: Model) -> Drafter | None:

@@ -18,6 +18,8 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Float, Int
 
+from draftproof.audit.zoo import residual
+
 Law: TypeAlias = Float[np.ndarray, "ids"]
 
 SHARES = (0.2, 0.7)
@@ -78,14 +80,8 @@ def _drafted(law: Callable[[Law, Law], Law]) -> Callable[[Place], Law | None]:
     return lambda place: None if place.q is None else law(place.p, place.q)
 
 
-def _residual(p: Law, q: Law) -> Law:
-    weights = np.maximum(p - q, 0.0)
-    total = float(weights.sum())
-    return weights / total if total > 0.0 else p
-
-
 def _judged(
-    chance: Callable[[Law, Law], Law], residual: Callable[[Law, Law], Law] = _residual
+    chance: Callable[[Law, Law], Law], residual: Callable[[Law, Law], Law] = residual
 ) -> Callable[[Law, Law], Law]:
     """Returns the law of a token that is accepted with a chance and else drawn from a residual."""
 
@@ -112,7 +108,7 @@ def _without_rejected(p: Law, q: Law) -> Law:
 def _argmax_draft(p: Law, q: Law) -> Law:
     place = int(np.argmax(q))
     chance = min(1.0, float(p[place] / q[place])) if q[place] > 0.0 else 0.0
-    law = (1.0 - chance) * _residual(p, q)
+    law = (1.0 - chance) * residual(p, q)
     law[place] += chance
     return law
 
@@ -127,14 +123,14 @@ def _dropped(p: Law, q: Law) -> Law:
     kept = np.where(q >= DROPPED_BELOW, q, 0.0)
     accepted: Law = np.minimum(p, kept)
     rejected = float((kept - accepted).sum())
-    return accepted + rejected * _residual(p, q) + max(1.0 - float(kept.sum()), 0.0) * p
+    return accepted + rejected * residual(p, q) + max(1.0 - float(kept.sum()), 0.0) * p
 
 
 def _raw_draft(place: Place) -> Law | None:
     if place.q is None or place.raw is None:
         return None
     kept: Law = place.q * _ratio(place.p, place.raw)
-    return kept + max(1.0 - float(kept.sum()), 0.0) * _residual(place.p, place.raw)
+    return kept + max(1.0 - float(kept.sum()), 0.0) * residual(place.p, place.raw)
 
 
 def _likeliest(place: Place) -> Law:

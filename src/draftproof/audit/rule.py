@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -40,11 +40,10 @@ Calls: TypeAlias = Callable[[Int[np.ndarray, "n"], Float[np.ndarray, "n coins"] 
 
 @dataclass(frozen=True, eq=False)
 class _Seen:
-    """What a witness showed: the law of k + 1 tokens, and how many draws it rests on; None: exact."""
+    """What a witness showed: the law of k + 1 tokens, computed or counted."""
 
     witness: Witness
     law: Float[np.ndarray, "..."]
-    draws: int | None
 
 
 def check_rule(
@@ -145,13 +144,13 @@ class _Audit:
                 law = exact_law(self._answers(witness), witness, self.seed)
             except NotBoxes:
                 return None
-            seen.append(_Seen(witness, witness.completed(law), None))
+            seen.append(_Seen(witness, witness.completed(law)))
             distances[witness.name] = witness.distance(law)
             findings += self._at_the_ends(witness)
         worst = max(seen, key=lambda each: distances[each.witness.name])
         error = distances[worst.witness.name]
         if error > self.tolerance:
-            bug, _ = nearest(seen)
+            bug = nearest(seen)
             findings.insert(0, self._law_finding(worst, error, bug))
         looked_at = f"{len(seen)} pairs of laws, every draft, thresholds by bisection"
         numbers = {"total_variation": distances}
@@ -225,7 +224,7 @@ class _Audit:
         level = self.alpha / len(chosen)
         for place, witness in enumerate(chosen):
             counts = self._counts(witness, rng, place / len(chosen), 1.0 / len(chosen))
-            seen.append(_Seen(witness, counts / self.draws, self.draws))
+            seen.append(_Seen(witness, counts / self.draws))
             test = g_test(witness.target.ravel(), counts.ravel(), LEAST)
             p_values[witness.name] = test.p_value
             if test.p_value < level:
@@ -233,7 +232,7 @@ class _Audit:
         looked_at = f"{self.draws} drafts on each of {len(chosen)} pairs of laws"
         numbers = {"p_values": p_values}
         if findings:
-            bug, _ = nearest(seen)
+            bug = nearest(seen)
             named = [replace(each, bug=bug.name, family=bug.family) if bug else each for each in findings]
             worst = min(seen, key=lambda each: p_values[each.witness.name])
             return self.report(
@@ -305,27 +304,21 @@ class _Audit:
         return Power(bug.name, bug.family, 1.0 - missed)
 
 
-def nearest(seen: Sequence[_Seen], bugs: Sequence[Bug] = BUGS) -> tuple[Bug | None, float]:
-    """Returns the bug whose laws are nearest to those seen, over all witnesses, and how near.
+def nearest(seen: Sequence[_Seen]) -> Bug | None:
+    """Returns the known bug whose laws are nearest to those seen, over all witnesses.
 
-    Nearness is the mean of sum (observed - bug)^2 / target. None if the target itself is about as near: then it is
-    nothing known.
+    Nearness is the sum of (observed - bug)^2 / target. None if the target itself is about as near: then it is nothing
+    known.
     """
 
-    def misfit(laws: Mapping[str, Float[np.ndarray, "..."]]) -> float:
-        total = 0.0
-        for each in seen:
-            weights = np.maximum(each.witness.target, 1e-3)
-            total += float(((each.law - laws[each.witness.name]) ** 2 / weights).sum())
-        return total / len(seen)
+    def misfit(laws: Callable[[Witness], Float[np.ndarray, "..."]]) -> float:
+        return sum(
+            float(((each.law - laws(each.witness)) ** 2 / np.maximum(each.witness.target, 1e-3)).sum()) for each in seen
+        )
 
-    nothing = misfit({each.witness.name: each.witness.target for each in seen})
-    fits = {
-        bug.name: misfit({each.witness.name: each.witness.completed(bug.law(each.witness)) for each in seen})
-        for bug in bugs
-    }
-    best = min(bugs, key=lambda bug: fits[bug.name])
-    return (best, fits[best.name]) if fits[best.name] < 0.5 * nothing else (None, nothing)
+    fits = [misfit(lambda witness, bug=bug: witness.completed(bug.law(witness))) for bug in BUGS]  # type: ignore[misc]
+    best = int(np.argmin(fits))
+    return BUGS[best] if fits[best] < 0.5 * misfit(lambda witness: witness.target) else None
 
 
 def _bars(seen: _Seen) -> Bars:

@@ -149,7 +149,6 @@ def engine(
     from draftproof.draft.model import ModelDrafter
     from draftproof.engine import Engine
     from draftproof.models.load import load
-    from draftproof.models.transformers import TransformersModel
     from draftproof.rules.load import check_rule
     from draftproof.sampling import Sampler
 
@@ -174,6 +173,7 @@ def engine(
             suspect = function
         elif library == "transformers":
             from draftproof.audit.transformers_generate import TransformersGenerate
+            from draftproof.models.transformers import TransformersModel
 
             if not isinstance(model, TransformersModel):
                 raise UsageError(f"--library transformers needs a target of transformers; {target} is none")
