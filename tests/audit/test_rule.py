@@ -32,6 +32,7 @@ def hidden(bug: Bug) -> Callable[..., Any]:
     return function
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("rule", ["token", "block", "match"])
 def test_our_own_verify_is_exact(rule: str) -> None:
     def function(p: Any, x: Any, q: Any, u: Any) -> Any:
@@ -44,14 +45,16 @@ def test_our_own_verify_is_exact(rule: str) -> None:
 
 
 def test_uniforms_may_be_taken_by_name_only() -> None:
-    assert check_rule(dp.verify, witnesses=SMALL[:1]).verdict is Verdict.EXACT
-    assert check_rule("draftproof:verify", witnesses=SMALL[:1]).subject == "draftproof:verify"
+    assert check_rule(dp.verify, witnesses=SMALL[1:2]).verdict is Verdict.EXACT
+    assert check_rule("draftproof:verify", witnesses=SMALL[1:2]).subject == "draftproof:verify"
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("bug", BUGS, ids=lambda each: each.name)
 def test_each_bug_is_found_and_named(bug: Bug) -> None:
-    report = check_rule(bug, witnesses=FAR)
+    # A block of two draft tokens is cheapest, and shows all but this one.
+    witnesses = FAR if bug.name == "block verification recovers by the token rule" else SMALL[:1]
+    report = check_rule(bug, witnesses=witnesses)
     assert report.verdict is Verdict.NOT_EXACT
     assert report.likeliest_bug == bug.name
     assert report.family == bug.family
@@ -97,6 +100,7 @@ def test_a_coin_of_exactly_zero_is_tried() -> None:
     assert report.numbers["total_variation"]["nothing in common"] < 1e-12
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_transformers_function_is_not_found_wrong() -> None:
     report = check_rule(_speculative_sampling, convention="transformers", draws=2000, witnesses=FAR)
     assert report.verdict is Verdict.NO_EVIDENCE
@@ -138,6 +142,7 @@ def _vllm(
     return tokens
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("function", "convention", "verdict"),
     [
@@ -175,6 +180,7 @@ def test_an_answer_that_is_none(answer: Any, what: str) -> None:
     assert what in str(raised.value)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_an_answer_that_is_none_later_is_a_finding() -> None:
     calls = iter(range(10**9))
 
@@ -207,6 +213,7 @@ def test_wrong_usage(arguments: dict[str, Any], message: str) -> None:
         check_rule(**arguments)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_reports_are_json_and_pages() -> None:
     for bug in (EXACT[0], BUGS[0]):
         report = check_rule(bug, witnesses=SMALL[:1])
@@ -233,14 +240,15 @@ def test_answers_of_odd_types(answer: Any, message: str) -> None:
     assert message in str(raised.value)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_function_that_exits_or_remembers_is_no_way_out() -> None:
     def exits(p: Any, x: Any, q: Any, u: Any) -> Any:
         raise SystemExit(0)
 
     with pytest.raises(UsageError, match="SystemExit"):
         check_rule(exits, batched=False)
-    count = iter(range(10**9))
-    report = check_rule(lambda p, x, q, u: (0, [next(count) % 2]), witnesses=SMALL[:1], draws=1000, batched=False)
+    own = np.random.default_rng(0)
+    report = check_rule(lambda p, x, q, u: (0, [int(own.integers(2))]), witnesses=SMALL[:1], draws=1000, batched=False)
     assert report.verdict is Verdict.NOT_EXACT
     assert "not settled" in report.summary
 
@@ -254,6 +262,7 @@ def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
         check_rule(BUGS[0], **options)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_single_precision_is_rounding() -> None:
     def single(p: Any, x: Any, q: Any, u: Any) -> Any:
         return EXACT[0](p.astype("f4"), x, q.astype("f4"), u.astype("f4"))

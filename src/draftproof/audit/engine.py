@@ -14,11 +14,15 @@ from jaxtyping import Float, Int
 
 from draftproof.audit.conventions import resolve, said
 from draftproof.audit.edge import doubtful_edges
-from draftproof.audit.martingale import BUG_LAWS, Evidence, Place
-from draftproof.audit.report import Bars, Finding, Line, Power, Progress, Report, Verdict, silent
+from draftproof.audit.laws import Place
+from draftproof.audit.ledger import Ledger, number
+from draftproof.audit.martingale import Evidence
+from draftproof.audit.report import Finding, Progress, Report, Verdict, silent
+from draftproof.audit.shadow import Shadow, changes_nothing
+from draftproof.audit.zoo import residual
 from draftproof.distribution import Distribution
 from draftproof.divergence import find_divergence
-from draftproof.draft.base import Drafter, DraftSession, Proposal
+from draftproof.draft.base import Drafter
 from draftproof.draft.load import load_drafter
 from draftproof.draft.model import ModelDrafter
 from draftproof.engine import Engine
@@ -36,9 +40,6 @@ Generate: TypeAlias = Callable[[Tokens, int, int], Sequence[int]]
 
 LAYER = "the tokens it samples, against its own target's laws computed without drafts"
 
-MEASURED_EVERY = 8
-"""Every so many places it is also worked out how fast each bug would show."""
-
 NOISE = 0.02
 """Of log p, in bfloat16 and in quantised models, between passes of different widths."""
 
@@ -48,11 +49,11 @@ ROUNDING = 1e-6
 UNLIKELY = -20.0
 """log p of a text that does not come twice by chance."""
 
+NAMING = 1000
+"""Tokens that it takes to name most bugs; the verdict comes sooner."""
+
 MARGIN = 4.0
 """How many standard deviations of noise may exchange two tokens at the edge of a nucleus."""
-
-RANKS = ((0, 1), (1, 2), (2, 3), (3, 5), (5, 10), (10, 2**62))
-"""Places in the target's order that a plot takes together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +86,7 @@ def check_engine(
     noise: float | None = None,
     seed: int = 0,
     name: str | None = None,
+    naming: int = NAMING,
     progress: Progress = silent,
 ) -> Report:
     """Returns whether an engine's tokens have the law of its target, as far as they tell.
@@ -108,6 +110,7 @@ def check_engine(
             carry across the edge of a nucleus are no evidence, but for their number.
         seed: seeds of the texts: seed, seed + 1, ...
         name: what to call it.
+        naming: at most this many tokens more are looked at once bets have won, to tell which bug it is.
         progress: told how far it is.
 
     Raises:
@@ -117,6 +120,8 @@ def check_engine(
         raise UsageError(f"alpha {alpha!r} is not a probability of false alarm; use for example 1e-3")
     if whole("tokens", tokens) < 1 or whole("max_tokens", max_tokens) < 1:
         raise UsageError(f"tokens {tokens} and max_tokens {max_tokens} must be positive")
+    if whole("naming", naming) < 0:
+        raise UsageError(f"naming {naming} is negative; use 0 to stop as soon as something is found")
     if noise is not None and not 0.0 <= noise < 1.0:
         raise UsageError(f"noise {noise} is out of range; use 0 or a small number such as 0.02")
     if isinstance(prompts, str) or not len(prompts):
@@ -138,7 +143,8 @@ def check_engine(
         sampler or Sampler(),
         noise,
         alpha,
-        Evidence(noise**2),
+        Ledger(alpha, Evidence(noise**2)),
+        naming,
     )
     began = time.perf_counter()
     with closing(audit):
@@ -157,28 +163,26 @@ class _Audit:
     sampler: Sampler
     noise: float
     alpha: float
-    evidence: Evidence
+    ledger: Ledger
+    naming: int
     looked: int = 0
+    won_at: int = 0
     texts: int = 0
     drafted: int = 0
     judged: int = 0
     written: int = 0
-    log_p: float = 0.0
     before: set[tuple[bytes, tuple[int, ...]]] = field(default_factory=set)
-    at_edge: int = 0
     near_ties: int = 0
     generating: float = 0.0
     passes: float = 0.0
-    seen: list[tuple[Tokens, int, float]] = field(default_factory=list)
-    curve: list[tuple[int, float]] = field(default_factory=list)
-    ranks: Float[np.ndarray, "two ranks"] = field(default_factory=lambda: np.zeros((2, len(RANKS))))
 
     def __post_init__(self) -> None:
-        self.plain = _changes_nothing(self.sampler)
+        self.plain = changes_nothing(self.sampler)
+        self.residuals, self.summed = np.zeros(self.model.vocab_size), 0
         self.session = self.model.session()
         # Greedy text is judged by the target's choice alone.
         drafter = None if self.sampler.greedy else self.drafter
-        self.shadow = None if drafter is None else _Shadow(drafter, self.sampler, self.model)
+        self.shadow = None if drafter is None else Shadow(drafter, self.sampler, self.model.vocab_size)
 
     def close(self) -> None:
         self.session.close()
@@ -195,7 +199,7 @@ class _Audit:
             return self._report(Finding(f"the reference failed: {said(error)}"), failed=True)
 
     def _run(self, asked: Sequence[Tokens], max_tokens: int, tokens: int, seed: int, progress: Progress) -> Report:
-        began, empty, bar = time.perf_counter(), 0, -math.log(self.alpha)
+        began, empty = time.perf_counter(), 0
         while self.looked < tokens:
             prompt = asked[self.texts % len(asked)]
             start = time.perf_counter()
@@ -215,16 +219,24 @@ class _Audit:
                 return self._report(odd, failed=True)
             for finding in self._settled(prompt, emitted[: tokens - self.looked]):
                 self.looked += 1
-                finding = self._won() if finding is None and self.evidence.log_e >= bar else finding
-                if finding is not None:
-                    self.curve.append((self.looked, self.evidence.log_e / math.log(10.0)))
+                if not self.won_at and (finding is not None or self.ledger.won):
+                    self.ledger.mark(self.looked)
+                if not self.won_at and finding is None and self.ledger.won:
+                    self.won_at, self.ledger.evidence.closed = self.looked, True
+                if finding is not None or (self.won_at and self.looked >= self._enough()):
                     return self._report(finding)
-            self.curve.append((self.looked, self.evidence.log_e / math.log(10.0)))
+            if not self.won_at:
+                self.ledger.mark(self.looked)
             spent = time.perf_counter() - began
             progress(
-                self.looked / tokens, f"{self.looked} tokens in {spent:.0f} s, e-value {_number(self.evidence.log_e)}"
+                self.looked / tokens,
+                f"{self.looked} tokens in {spent:.0f} s, e-value {number(self.ledger.evidence.log_e)}",
             )
         return self._report(None)
+
+    def _enough(self) -> int:
+        """Returns how many tokens to look at for the name of a bug: subtle bugs are alike for longer."""
+        return min(self.won_at + self.naming, max(self.naming, 2 * self.won_at))
 
     def _odd(self, prompt: Tokens, emitted: Sequence[int], max_tokens: int) -> Finding | None:
         """Returns why what an engine returned cannot be judged as a text of its own, or None."""
@@ -250,7 +262,7 @@ class _Audit:
             self.written += len(done.tokens)
             # What is judged at most: each accepted token, and one that follows each draft.
             if self.judged:
-                self.evidence.acting = min(Evidence.acting, self.judged / max(self.written, 1))
+                self.ledger.evidence.acting = min(Evidence.acting, self.judged / max(self.written, 1))
             return done.tokens
         found = np.asarray(self.engine(prompt.copy(), max_tokens, seed)).reshape(-1)
         if len(found) and found.dtype.kind not in "iu":
@@ -270,7 +282,8 @@ class _Audit:
     def _settled(self, prompt: Tokens, emitted: Sequence[int]) -> Iterator[Finding | None]:
         """Yields, for each token in turn, what is wrong with it for sure; the bets on it are settled."""
         bound = self.sampler.bind(len(prompt), self.model.eos_ids, self.model.vocab_size)
-        text, before, start_p = prompt, None, self.log_p
+        text, start_p = prompt, self.ledger.log_p
+        before: tuple[Distribution, Distribution | None] | None = None
         if self.shadow is not None:
             self.shadow.begin(prompt)
         for token in emitted:
@@ -286,9 +299,9 @@ class _Audit:
             else:
                 truth = self._truth(bound, text, row)
                 yield self._sampled(truth, bound, text, token, row, before, drafted)
-                before = truth.law
+                before = truth.law, None if drafted is None else drafted[0]
             text = np.append(text, np.int32(token))
-        if self.log_p - start_p < UNLIKELY:
+        if self.ledger.log_p - start_p < UNLIKELY:
             self.before.add((prompt.tobytes(), tuple(emitted)))
 
     def _greedy(
@@ -323,7 +336,7 @@ class _Audit:
         text: Tokens,
         token: int,
         row: Float[np.ndarray, "vocab"],
-        before: Distribution | None,
+        before: tuple[Distribution, Distribution | None] | None,
         drafted: tuple[Distribution | None, Distribution | None] | None,
     ) -> Finding | None:
         """Settles the bets on a token; returns a finding if the target never writes it there."""
@@ -331,27 +344,23 @@ class _Audit:
             where = self._where(text, token) | {"the target's ids there": len(truth.allowed)}
             return Finding("it emits a token to which the target's law gives probability 0", where, p_value=0.0)
         at = _place(token, truth.core)
-        self.evidence.see_edge(at is None, truth.doubtful)
+        self.ledger.edge(at is None, truth.doubtful)
         if at is None:
-            self.at_edge += 1
             return None
         p = truth.law.prob_of(truth.core)
         q, raw = drafted or (None, None)
         place = Place(
-            truth.core,
-            p / p.sum(),
-            None if q is None else q.prob_of(truth.core),
-            None if raw is None else raw.prob_of(truth.core),
-            None if before is None else before.prob_of(truth.core),
-            None if self.plain else own_law(row[truth.core]),
+            p=p / p.sum(),
+            q=None if q is None else q.prob_of(truth.core),
+            raw=None if raw is None else raw.prob_of(truth.core),
+            before=None if before is None else before[0].prob_of(truth.core),
+            unprocessed=None if self.plain else own_law(row[truth.core]),
+            drafted_before=None if before is None or before[1] is None else before[1].prob_of(truth.core),
+            usual=self.residuals[truth.core] / self.summed if self.summed else None,
         )
-        self.evidence.see(place, at, measure=len(self.seen) % MEASURED_EVERY == 0)
-        self.seen.append((text, token, float(place.p[at])))
-        self.log_p += math.log(float(place.p[at]))
-        top = np.sort(place.p)[::-1][: RANKS[-2][1]]
-        self.ranks[0] += [float(top[low:high].sum()) for low, high in RANKS[:-1]] + [1.0 - float(top.sum())]
-        rank = int((place.p > place.p[at]).sum())
-        self.ranks[1][next(i for i, (low, high) in enumerate(RANKS) if low <= rank < high)] += 1.0
+        self.ledger.settle(place, at, lambda: self._where(text, token))
+        self.residuals[truth.core] += place.p if place.q is None else residual(place.p, place.q)
+        self.summed += 1
         return None
 
     def _truth(self, bound: BoundSampler, text: Tokens, row: Float[np.ndarray, "vocab"]) -> _Truth:
@@ -379,61 +388,36 @@ class _Audit:
             "name": names(token) if inside else "?",
         }
 
-    def _won(self) -> Finding:
-        bug = self.evidence.likeliest()
-        bet = max(self.evidence.wealth, key=lambda each: self.evidence.wealth[each])
-        places = [] if bug is None else self.evidence.telling(bug.name, 5)
-        shown = [
-            self._where(self.seen[i][0], self.seen[i][1])
-            | {"target's probability": self.seen[i][2], "under the bug": self.seen[i][2] * gain}
-            for i, gain in places
-        ]
-        name = bet[0]
-        return Finding(
-            f"bets that an exact engine cannot win have won {_number(self.evidence.log_e)} times their stake; most by: "
-            f"{name}",
-            {"best bet": name, "telling places": shown},
-            e_value=math.exp(min(self.evidence.log_e, 700.0)),
-            bug=None if bug is None else bug.name,
-            family=None if bug is None else bug.family,
-        )
-
     def _report(self, finding: Finding | None, failed: bool = False) -> Report:
-        greedy, looked = self.sampler.greedy, self.looked
-        powers = self.evidence.power(self.alpha) if not greedy else {}
-        log_e = self.evidence.log_e
+        if self.won_at:
+            finding, failed = self.ledger.finding(), False
+        greedy, looked, evidence = self.sampler.greedy, self.won_at or self.looked, self.ledger.evidence
+        powers = () if greedy else self.ledger.powers()
+        log_e = evidence.log_e
         numbers = {
             "tokens": looked,
+            "tokens_for_the_name": self.looked,
             "texts": self.texts,
             "e_value": math.exp(min(log_e, 700.0)),
-            "largest_e_value": math.exp(min(self.evidence.peak, 700.0)),
-            "tokens_at_the_edge": self.at_edge,
+            "largest_e_value": math.exp(min(evidence.peak, 700.0)),
+            "tokens_at_the_edge": self.ledger.at_edge,
             "near_ties": self.near_ties,
             "draft_tokens": self.drafted if isinstance(self.engine, Engine) else None,
-            "share_of_tokens_a_bug_is_taken_to_act_on": self.evidence.acting,
+            "share_of_tokens_a_bug_is_taken_to_act_on": evidence.acting,
             "generation_seconds": self.generating,
             "reference_seconds": self.passes,
         }
         if finding is None:
-            blind = not greedy and max(powers.values(), default=0.0) < 0.5
+            blind = not greedy and max((each.power for each in powers), default=0.0) < 0.5
             verdict = Verdict.INCONCLUSIVE if blind else Verdict.NO_EVIDENCE
             summary = f"{looked} tokens are as the target would write them"
             summary += "; too few to have shown any bug: raise tokens" if blind else ""
             if greedy:
                 summary += f", {self.near_ties} of them decided by rounding"
             else:
-                summary += f" (e-value {_number(log_e)})"
+                summary += f" (e-value {number(log_e)})"
         else:
             verdict, summary = (Verdict.INCONCLUSIVE if failed else Verdict.NOT_EXACT), finding.what
-        plots: list[Bars | Line] = []
-        if self.curve and not greedy:
-            x, y = zip(*self.curve, strict=True)
-            plots.append(Line("evidence: log10 of the e-value, by tokens", list(x), list(y), -math.log10(self.alpha)))
-        if self.ranks.any():
-            total = max(float(self.ranks[1].sum()), 1.0)
-            labels = [f"{low + 1}" if high == low + 1 else f"{low + 1}+" for low, high in RANKS]
-            bars = [(row / total).tolist() for row in self.ranks]
-            plots.append(Bars("place of the token in the target's order", labels, bars[0], bars[1]))
         return Report(
             self.subject,
             "engine",
@@ -443,51 +427,10 @@ class _Audit:
             self.alpha,
             f"{looked} tokens of {self.texts} texts",
             () if finding is None else (finding,),
-            tuple(Power(bug.name, bug.family, powers[bug.name]) for bug in BUG_LAWS if bug.name in powers),
+            powers,
             numbers,
-            tuple(plots),
+            () if greedy else self.ledger.plots(),
         )
-
-
-class _Shadow:
-    """Computes what a drafter would propose for the next token."""
-
-    def __init__(self, drafter: Drafter, sampler: Sampler, model: Model) -> None:
-        self._both = drafter.stochastic and not _changes_nothing(sampler)
-        self._model = model
-        self._session: DraftSession = drafter.session(2 if self._both else 1)
-
-    def begin(self, prompt: Tokens) -> None:
-        for slot in range(2 if self._both else 1):
-            self._session.begin(slot, prompt, False)
-
-    def laws(self, text: Tokens, bound: BoundSampler) -> tuple[Distribution | None, Distribution | None]:
-        """Returns q and, if the sampler changes it, the drafter's law without the sampler."""
-        plain = Sampler().bind(bound.prompt_length, (), self._model.vocab_size)
-        samplers = [bound, plain] if self._both else [bound]
-        drafts = self._session.propose(
-            [
-                Proposal(
-                    slot, text, 1, sampler, lambda law, _: int(law.support()[np.argmax(law.probs)]), lambda *_: True
-                )
-                for slot, sampler in enumerate(samplers)
-            ]
-        )
-        found = [draft.law(0) if len(draft) else None for draft in drafts]
-        return found[0], found[1] if self._both else None
-
-    def close(self) -> None:
-        self._session.close()
-
-
-def _changes_nothing(sampler: Sampler) -> bool:
-    """Returns whether a sampler leaves a model's own law as it is."""
-    return all(
-        not isinstance(value, np.ndarray) and value == getattr(_PLAIN, name) for name, value in vars(sampler).items()
-    )
-
-
-_PLAIN = Sampler()
 
 
 def _drafter(drafter: Drafter | Model | str | None, model: Model) -> Drafter | None:
@@ -510,7 +453,3 @@ def _share(scores: Float[np.ndarray, "vocab"], some: Int[np.ndarray, "n"], other
     """Returns the probability of some ids among them and others."""
     weights = np.exp(scores - scores[np.concatenate([some, others])].max())
     return float(weights[some].sum() / (weights[some].sum() + weights[others].sum()))
-
-
-def _number(log_e: float) -> str:
-    return f"{math.exp(log_e):.3g}" if log_e < 14.0 else f"10^{log_e / math.log(10.0):.1f}"

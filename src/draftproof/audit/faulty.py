@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Int
 
-from draftproof.audit.martingale import COLDER, DROPPED_BELOW
+from draftproof.audit.laws import COLDER, DROPPED_BELOW
 from draftproof.audit.zoo import Bug
 from draftproof.distribution import Distribution, LawSequence
 from draftproof.draft.base import Drafter, DraftSession, Proposal

@@ -175,8 +175,7 @@ class _Audit:
         return answers
 
     def _law_finding(self, seen: _Seen, error: float, bug: Bug | None) -> Finding:
-        places = np.argsort(-np.abs(seen.law - seen.witness.target), axis=None)[:5]
-        texts = [tuple(map(int, np.unravel_index(place, seen.law.shape))) for place in places]
+        texts = _furthest(seen.law - seen.witness.target)
         draft = max(seen.witness.drafts, key=lambda each: seen.witness.drafts[each])
         p, q = seen.witness.rows(draft)
         return Finding(
@@ -275,8 +274,7 @@ class _Audit:
         with np.errstate(divide="ignore", invalid="ignore"):
             z = (seen.law - target) * np.sqrt(self.draws / target)
         z = np.nan_to_num(z, nan=0.0, posinf=1e9)
-        places = np.argsort(-np.abs(z), axis=None)[:5]
-        texts = [tuple(map(int, np.unravel_index(place, target.shape))) for place in places]
+        texts = _furthest(z)
         return Finding(
             f"on '{seen.witness.name}' the frequencies of its first {seen.witness.length + 1} tokens do not fit the "
             f"target's law (G = {g:.1f})",
@@ -319,6 +317,12 @@ def nearest(seen: Sequence[_Seen]) -> Bug | None:
     fits = [misfit(lambda witness, bug=bug: witness.completed(bug.law(witness))) for bug in BUGS]  # type: ignore[misc]
     best = int(np.argmin(fits))
     return BUGS[best] if fits[best] < 0.5 * misfit(lambda witness: witness.target) else None
+
+
+def _furthest(apart: Float[np.ndarray, "..."]) -> list[Text]:
+    """Returns the five texts that are furthest apart."""
+    places = np.argsort(-np.abs(apart), axis=None)[:5]
+    return [tuple(map(int, np.unravel_index(place, apart.shape))) for place in places]
 
 
 def _bars(seen: _Seen) -> Bars:
