@@ -7,6 +7,8 @@ DraftproofError
 ├── ModelLoadError                    a model cannot be loaded
 │   └── MissingDependencyError        an optional package is absent: names the pip install line
 ├── DraftError                        a drafter failed or proposed what cannot be verified
+├── EndpointError                     a server failed, or gave no answer
+│   └── RefusedRequestError           it refuses a request as it is; .told holds what it says
 └── RequestError                      a running request failed; .completion holds what it had produced
     ├── RowError                      the target's logits at a position are no law (NaN, all -inf, +inf)
     ├── ProcessorError                a user's logits processor raised or returned something unusable
@@ -45,6 +47,22 @@ class MissingDependencyError(ModelLoadError, ImportError):
 
 class DraftError(DraftproofError):
     """A drafter failed, or proposed a draft that no rule can verify."""
+
+
+class EndpointError(DraftproofError):
+    """A server failed, or gave no answer in time, however often it was asked."""
+
+
+class RefusedRequestError(EndpointError):
+    """A server refuses a request as it is.
+
+    Attributes:
+        told: what the server says.
+    """
+
+    def __init__(self, message: str, told: str) -> None:
+        super().__init__(message)
+        self.told = told
 
 
 class RequestError(DraftproofError):

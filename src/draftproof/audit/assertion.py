@@ -36,25 +36,9 @@ def assert_lossless(function: Function | str, *, least_power: float = 0.95, **op
     return report
 
 
-def _shown(value: Any) -> str:
-    """Returns a value of a witness, numbers to four digits, one line for each part of a list of them."""
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return "".join(f"\n    {_shown(each)}" for each in value)
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_shown(each)}" for key, each in value.items())
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def explained(report: Report) -> str:
     """Returns a report as lines of text."""
     lines = [f"{report.subject}: {report.verdict.value}: {report.summary}", f"looked at: {report.looked_at}"]
     for finding in report.findings:
-        lines.append(f"- {finding.what}")
-        if finding.bug:
-            lines.append(f"  nearest known bug: {finding.bug} (family: {finding.family})")
-        if finding.p_value is not None:
-            lines.append(f"  p-value {finding.p_value:.3g} (alarm below {report.alpha:g})")
-        if finding.e_value is not None:
-            lines.append(f"  e-value {finding.e_value:.3g} (alarm from {1.0 / report.alpha:g})")
-        lines += [f"  {key}: {_shown(value)}" for key, value in finding.witness.items()]
+        lines += finding.lines(report.alpha)
     return "\n".join(lines)

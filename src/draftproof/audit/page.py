@@ -44,7 +44,19 @@ def page(report: Report) -> str:
             "<h2>What would have been found</h2><table><tr><th>bug</th><th>family</th><th>probability</th></tr>"
             f"{rows}</table>"
         )
-    numbers = json.dumps(report.as_dict()["numbers"], indent=2, ensure_ascii=False)
+    found = report.as_dict()["numbers"]
+    checks = found.pop("checks", [])
+    if checks:
+        rows = "".join(
+            f"<tr><td>{escape(each['promise'])}</td><td>{escape(each['outcome'])}</td>"
+            f"<td>{escape(each['baseline'] or '')}</td><td>{escape(each['told'])}</td></tr>"
+            for each in checks
+        )
+        parts.append(
+            "<h2>Promises</h2><table><tr><th>promise</th><th>outcome</th><th>without speculation</th><th>seen</th></tr>"
+            f"{rows}</table>"
+        )
+    numbers = json.dumps(found, indent=2, ensure_ascii=False)
     parts.append(f"<h2>Numbers</h2><pre>{escape(numbers)}</pre><p>draftproof {__version__}</p>")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(report.subject)}</title>'

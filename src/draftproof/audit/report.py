@@ -43,6 +43,27 @@ class Finding:
     bug: str | None = None
     family: str | None = None
 
+    def lines(self, alpha: float) -> list[str]:
+        """Returns it as lines of text; `alpha` is the level that its p- or e-value is held against."""
+        lines = [self.what]
+        if self.bug:
+            lines.append(f"  nearest known bug: {self.bug} (family: {self.family})")
+        if self.p_value is not None:
+            lines.append(f"  p-value {self.p_value:.3g}; not exact below {alpha:g}")
+        if self.e_value is not None:
+            lines.append(f"  e-value {self.e_value:.3g}; not exact from {1.0 / alpha:g} on")
+        for name, value in self.witness.items():
+            several = isinstance(value, list) and value and isinstance(value[0], dict)
+            lines += [f"  {name}: {shown(each)}" for each in (value if several else [value])]
+        return lines
+
+
+def shown(value: Any) -> str:
+    """Returns a value of a report as text, numbers to four digits."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {shown(each)}" for name, each in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
 
 @dataclass(frozen=True)
 class Power:

@@ -1,4 +1,4 @@
-"""`draftproof audit`: is a verification function, an engine or a backend really lossless?"""
+"""`draftproof audit`: is a verification function, an engine, a backend or a server really lossless?"""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from draftproof.audit.report import Finding, Progress, Report
+from draftproof.audit.report import Progress, Report, shown
 from draftproof.errors import UsageError
 from draftproof.models.base import Model
 from draftproof.request import Prompt
 
 app = typer.Typer(
-    help="Find out whether a verification function, an engine or a backend is really lossless.",
+    help="Find out whether a verification function, an engine, a backend or a server is really lossless.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 
 LAW = "The law that is claimed"
 ENGINE = "The engine"
+SERVER = "The server"
 EVIDENCE = "Evidence"
 OUTPUT = "Output"
 
@@ -239,6 +240,110 @@ def backend(
     _finish(report, as_json, html)
 
 
+@app.command()
+def endpoint(
+    url: Annotated[str, typer.Option(help="The API's root, such as http://127.0.0.1:8000/v1.", rich_help_panel=SERVER)],
+    baseline_url: Annotated[
+        str | None, typer.Option(help="The same model served without speculation.", rich_help_panel=SERVER)
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="SPEC", help="Or a copy of the model on this machine.", rich_help_panel=SERVER),
+    ] = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help="What it drafts with, as far as known: ngram, suffix, model:SPEC.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model's name there; default: the only one.", rich_help_panel=SERVER)
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="DRAFTPROOF_API_KEY", show_envvar=True, help="For --url.", rich_help_panel=SERVER),
+    ] = None,
+    baseline_api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="DRAFTPROOF_BASELINE_API_KEY", show_envvar=True, help="For --baseline-url.", rich_help_panel=SERVER
+        ),
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds for one answer.", rich_help_panel=SERVER)] = 60.0,
+    retries: Annotated[
+        int, typer.Option(help="How often a request without an answer is sent again.", rich_help_panel=SERVER)
+    ] = 2,
+    concurrency: Annotated[int, typer.Option(help="Requests under way at a time.", rich_help_panel=SERVER)] = 4,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=LAW)] = 1.0,
+    top_k: Annotated[int, typer.Option(help="0 keeps all.", rich_help_panel=LAW)] = 0,
+    top_p: Annotated[float, typer.Option(help="1 keeps all.", rich_help_panel=LAW)] = 1.0,
+    min_p: Annotated[float, typer.Option(help="0 keeps all.", rich_help_panel=LAW)] = 0.0,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A prompt a line; default: a few short ones.", rich_help_panel=EVIDENCE),
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="How many to look at, at most.", rich_help_panel=EVIDENCE)] = 5_000,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of one text.", rich_help_panel=EVIDENCE)] = 64,
+    logprobs: Annotated[
+        int, typer.Option(help="Likeliest tokens to ask for at each place.", rich_help_panel=EVIDENCE)
+    ] = 20,
+    promises: Annotated[
+        bool,
+        typer.Option(help="Also look at counts, stops, seeds, logprobs and parameters.", rich_help_panel=EVIDENCE),
+    ] = True,
+    alpha: Annotated[float, typer.Option(help="Chance of a false alarm.", rich_help_panel=EVIDENCE)] = 1e-3,
+    noise: Annotated[
+        float | None,
+        typer.Option(
+            help="Standard deviation of log p by rounding; default: 0.02, or 1e-4 against its own report.",
+            rich_help_panel=EVIDENCE,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the first text.", rich_help_panel=EVIDENCE)] = 0,
+    as_json: AsJson = False,
+    html: AsPage = None,
+) -> None:
+    """Audit a server with the OpenAI completions API: vLLM, llama.cpp, SGLang, ours.
+
+    Its tokens are held against the laws of a copy of the model, else those its baseline tells, else those it reports
+    itself. Nothing is sent to any other address.
+
+    Exit status: 0 no evidence against it; 1 not exact; 2 wrong usage; 3 inconclusive.
+    """
+    from draftproof.audit.endpoint import check_endpoint
+    from draftproof.sampling import Sampler
+
+    _check_page(html)
+    _finish(
+        check_endpoint(
+            url,
+            baseline_url=baseline_url,
+            target=target,
+            drafter=drafter,
+            model=model,
+            api_key=api_key,
+            baseline_api_key=baseline_api_key,
+            sampler=Sampler(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p),
+            prompts=PROMPTS if prompts is None else _lines(prompts),
+            max_tokens=max_tokens,
+            tokens=tokens,
+            alpha=alpha,
+            noise=noise,
+            logprobs=logprobs,
+            seed=seed,
+            concurrency=concurrency,
+            timeout=timeout,
+            retries=retries,
+            promises=promises,
+            progress=_progress(as_json),
+        ),
+        as_json,
+        html,
+    )
+
+
 def _asked(model: Model) -> list[Prompt]:
     """Returns the prompts above, or ids where the model's tokenizer cannot write them."""
     try:
@@ -313,9 +418,11 @@ def _print(report: Report) -> None:
     console.print(Text(f"about: {report.layer}"), soft_wrap=True)
     console.print(Text(f"looked at: {report.looked_at}, in {report.seconds:.1f} s"), soft_wrap=True)
     for finding in report.findings:
-        _print_finding(console, report, finding)
+        console.print(Text("\n" + "\n".join(finding.lines(report.alpha))), soft_wrap=True)
     if report.level == "backend":
         _print_widths(console, report)
+    if report.numbers.get("checks"):
+        _print_checks(console, report)
     if report.power and report.ok:
         acting = report.numbers.get("share_of_tokens_a_bug_is_taken_to_act_on")
         share = "" if acting is None else f", if it acts on {100 * acting:.0f} % of tokens"
@@ -329,23 +436,15 @@ def _print_widths(console: Console, report: Report) -> None:
     names = list(next(iter(report.numbers.values())))
     table = Table("rows a pass", *(name.replace("_", " ") for name in names), box=box.SIMPLE_HEAD, pad_edge=False)
     for width, row in report.numbers.items():
-        table.add_row(width, *(_shown(row[name]) for name in names))
+        table.add_row(width, *(shown(row[name]) for name in names))
     console.print(table)
 
 
-def _print_finding(console: Console, report: Report, finding: Finding) -> None:
-    console.print(Text(f"\n{finding.what}"), soft_wrap=True)
-    if finding.bug:
-        console.print(Text(f"  nearest known bug: {finding.bug} (family: {finding.family})"), soft_wrap=True)
-    if finding.p_value is not None:
-        console.print(Text(f"  p-value {finding.p_value:.3g}; a false alarm at {report.alpha:g}"))
-    if finding.e_value is not None:
-        console.print(Text(f"  e-value {finding.e_value:.3g}; not exact from {1.0 / report.alpha:g} on"))
-    for name, value in finding.witness.items():
-        for each in value if isinstance(value, list) and value and isinstance(value[0], dict) else [value]:
-            shown = ", ".join(f"{key} {_shown(item)}" for key, item in each.items()) if isinstance(each, dict) else each
-            console.print(Text(f"  {name}: {_shown(shown)}"), soft_wrap=True)
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _print_checks(console: Console, report: Report) -> None:
+    beside = any(each["baseline"] for each in report.numbers["checks"])
+    columns = ["promise", "outcome", *(["without speculation"] if beside else []), "seen"]
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+    for each in report.numbers["checks"]:
+        middle = [Text(str(each["baseline"] or ""))] if beside else []
+        table.add_row(Text(each["promise"]), Text(str(each["outcome"])), *middle, Text(each["told"]))
+    console.print(table)

@@ -1,0 +1,138 @@
+"""What an audit of a server has seen so far, and the report it makes of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from draftproof.audit.endpoint.answers import Answer
+from draftproof.audit.endpoint.completions import Endpoint
+from draftproof.audit.endpoint.promises import Check
+from draftproof.audit.ledger import Ledger, number
+from draftproof.audit.martingale import Evidence
+from draftproof.audit.report import Finding, Report, Verdict
+from draftproof.sampling import Sampler
+
+Asked: TypeAlias = str | list[int]
+"""A prompt as it is sent."""
+
+Told = Callable[[float, str], None]
+
+
+@dataclass(eq=False)
+class Account:
+    """One server under audit.
+
+    Attributes:
+        endpoint: the server.
+        sampler: the law it is asked for.
+        alpha: P("not exact") for an exact server.
+        progress: told how far the texts are.
+        layer: what the claim is about.
+        ledger: what was bet.
+        checks: the promises that were looked at.
+        texts: how many were looked at.
+        looked: tokens of them.
+        unlisted: tokens of which no law was told.
+        near_ties: greedy tokens that rounding decided.
+        reported: logprobs that were compared with another server's.
+        misreported: those that are wrong.
+    """
+
+    endpoint: Endpoint
+    sampler: Sampler
+    alpha: float
+    progress: Told
+    layer: str = "what the server answers"
+    ledger: Ledger = field(default_factory=lambda: Ledger(1.0, Evidence()))
+    checks: list[Check] = field(default_factory=list)
+    texts: int = 0
+    looked: int = 0
+    unlisted: int = 0
+    near_ties: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    reported: int = 0
+    misreported: int = 0
+    furthest: float = 0.0
+
+    def count(self, answer: Answer) -> None:
+        """Notes an answer."""
+        self.texts += 1
+        self.drafted += answer.drafted or 0
+        self.accepted += answer.accepted or 0
+
+    def told(self) -> dict[str, Any]:
+        """Returns the numbers that only a server has."""
+        return {
+            "model": self.endpoint.model,
+            "logprobs": self.endpoint.logprobs,
+            "draft_tokens": self.drafted or None,
+            "accepted_draft_tokens": self.accepted or None,
+            "tokens_without_a_law": self.unlisted,
+            "logprobs_compared": self.reported,
+            "logprobs_off": self.misreported,
+            "largest_difference_of_logprobs": self.furthest,
+            "checks": [each.as_dict() for each in self.checks],
+        }
+
+    def report(self, finding: Finding | None, failed: bool = False, note: str | None = None) -> Report:
+        """Returns the report.
+
+        Args:
+            finding: what is wrong, or why nothing is known.
+            failed: it is the latter.
+            note: what was found right, if it is not tokens by their laws.
+        """
+        greedy, log_e = self.sampler.greedy, self.ledger.evidence.log_e
+        powers = () if greedy or note is not None else self.ledger.powers()
+        if finding is not None:
+            verdict, summary = (Verdict.INCONCLUSIVE if failed else Verdict.NOT_EXACT), finding.what
+        elif note is not None:
+            verdict, summary = Verdict.NO_EVIDENCE, note
+        elif greedy:
+            verdict = Verdict.NO_EVIDENCE
+            summary = f"{self.looked} tokens are the target's choice, {self.near_ties} of them by rounding"
+        else:
+            verdict = Verdict.NO_EVIDENCE
+            summary = f"{self.looked} tokens are as the target would write them (e-value {number(log_e)})"
+            if max((each.power for each in powers), default=0.0) < 0.5:
+                verdict, summary = Verdict.INCONCLUSIVE, f"{summary}; too few to have shown any bug: raise tokens"
+        numbers = {
+            "tokens": self.looked,
+            "texts": self.texts,
+            "e_value": math.exp(min(log_e, 700.0)),
+            "largest_e_value": math.exp(min(self.ledger.evidence.peak, 700.0)),
+            "tokens_at_the_edge": self.ledger.at_edge,
+            "near_ties": self.near_ties,
+            "share_of_tokens_a_bug_is_taken_to_act_on": self.ledger.evidence.acting,
+        }
+        return self.completed(
+            Report(
+                self.endpoint.url,
+                "endpoint",
+                self.layer,
+                verdict,
+                summary,
+                self.alpha,
+                f"{self.looked} tokens of {self.texts} texts, {len(self.checks)} promises",
+                () if finding is None else (finding,),
+                powers,
+                numbers | self.told(),
+                () if greedy else self.ledger.plots(),
+            )
+        )
+
+    def completed(self, report: Report) -> Report:
+        """Returns a report with the promises that speculation breaks."""
+        broken = [each for each in self.checks if each.by_speculation]
+        if not broken:
+            return report
+        names = ", ".join(each.promise for each in broken)
+        summary = f"it breaks {len(broken)} of {len(self.checks)} promises: {names}"
+        if report.verdict is Verdict.NOT_EXACT:
+            summary = f"{report.summary}; {summary}"
+        found = [Finding(f"{each.promise}: {each.told}", each.witness) for each in broken]
+        return replace(report, verdict=Verdict.NOT_EXACT, summary=summary, findings=(*report.findings, *found))
