@@ -2,11 +2,12 @@
 
     python -m benchmarks.audit_engines
     python -m benchmarks.audit_engines --only "transformers assisted"    # what begins so
+    python -m benchmarks.audit_engines --only litgpt                     # in an environment of its own, with litgpt
     python -m benchmarks.audit_engines --rules                           # verification functions instead
 
-The target has random weights, and the draft model is the target with some noise on its own; vocabulary 48, float32, so
-that what is found is the engine's doing and not rounding's. Each row of the CSV has the verdict, what it rests on
-and, if something was found, a witness.
+llama-cpp-python is asked on the embedded model. For the others the target has random weights, and the draft model is
+the target with some noise on its own; vocabulary 48, float32, so that what is found is the engine's doing and not
+rounding's. Each row of the CSV has the verdict, what it rests on and, if something was found, a witness.
 """
 
 from __future__ import annotations
@@ -14,22 +15,30 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tokenizers
 import torch
 import transformers
 
 import draftproof as dp
-from benchmarks.record import print_table, write_csv
+from benchmarks.audit_peers import (
+    LENGTH,
+    Generate,
+    flashspec_engine,
+    litgpt_engine,
+    llamacpp_python_engine,
+    llamacpp_target,
+    universal_engine,
+)
+from benchmarks.record import print_table, read_csv, write_csv
 from draftproof.audit import check_engine, check_rule
 from draftproof.audit.transformers_generate import TransformersGenerate
 from draftproof.models.transformers import TransformersModel
-from draftproof.types import Tokens
 
 RESULTS = Path(__file__).parent / "results"
 VOCAB = 48
@@ -43,8 +52,6 @@ LAWS: dict[str, dp.Sampler] = {
     "repetition penalty 1.3": dp.Sampler(repetition_penalty=1.3),
     "greedy": dp.Sampler(temperature=0.0),
 }
-
-Generate = Callable[[Tokens, int, int], Sequence[int]]
 
 
 def pair(noise: float = 0.35) -> tuple[TransformersModel, TransformersModel]:
@@ -69,6 +76,7 @@ def pair(noise: float = 0.35) -> tuple[TransformersModel, TransformersModel]:
         for mine, its in zip(draft.parameters(), target.parameters(), strict=True):
             mine.copy_(its + noise * its.std() * torch.randn_like(its) if its.dim() > 1 else its)
     pieces = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"t{i}": i for i in range(VOCAB)}, unk_token="t0"))
+    pieces.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     made = [
         TransformersModel(module, transformers.PreTrainedTokenizerFast(tokenizer_object=pieces), name=name)
         for module, name in ((target, "tiny Llama"), (draft, "tiny Llama draft"))
@@ -76,61 +84,81 @@ def pair(noise: float = 0.35) -> tuple[TransformersModel, TransformersModel]:
     return made[0], made[1]
 
 
-def flashspec_engine(target: TransformersModel, draft: TransformersModel, sampler: dp.Sampler) -> Generate:
-    """Returns flashspec's engine with a draft model."""
-    from flashspec import FlashSpecConfig, SamplingConfig, SpeculativeEngine
-    from flashspec.engine.hf_drafter import HuggingFaceDrafter
-    from flashspec.engine.verifier import TargetModel
+@dataclass(frozen=True)
+class Suspect:
+    """An engine under one law.
 
-    def generate(prompt: Tokens, max_tokens: int, seed: int) -> Sequence[int]:
-        heat = 0.0 if sampler.greedy else sampler.temperature
-        config = FlashSpecConfig(
-            device="cpu",
-            dtype="float32",
-            sampling=SamplingConfig(temperature=heat, top_p=sampler.top_p, seed=seed),
-        )
-        drafter = HuggingFaceDrafter(draft.name, torch.device("cpu"), temperature=heat, model=draft.module)
-        engine = SpeculativeEngine(config, [drafter], TargetModel(target.name, target.device, model=target.module))
-        ids = torch.from_numpy(prompt.astype(np.int64))[None]
-        done = engine.generate(ids, max_new_tokens=max_tokens, eos_token_ids=[])
-        found: list[int] = done.output_ids[0].tolist()
-        return found
+    Attributes:
+        name: of the engine.
+        package: whose version counts.
+        law: its name.
+        target: tells the law.
+        drafter: what drafts, as far as a drafter of ours comes near.
+        make: makes the engine of its sampler.
+    """
 
-    return generate
+    name: str
+    package: str
+    law: str
+    target: dp.Model
+    drafter: dp.Drafter | str | None
+    make: Callable[[dp.Sampler], Generate]
 
 
-def suspects(
-    target: TransformersModel, draft: TransformersModel
-) -> Iterator[tuple[str, str, str, dp.Sampler, dp.Drafter | str, Generate]]:
-    """Yields engines: name, package, law, sampler, what drafts, the engine."""
+def suspects(target: TransformersModel, draft: TransformersModel) -> Iterator[Suspect]:
+    """Yields engines under each law they know."""
     assisted = dp.ModelDrafter(draft)
-    for law, sampler in LAWS.items():
-        yield (
-            "transformers assisted generation",
+    early = dp.draft.load_drafter("self:layers=1", target)
+
+    def generate(**options: Any) -> Callable[[dp.Sampler], Generate]:
+        return lambda sampler: TransformersGenerate(target, sampler, **options)
+
+    engines: list[tuple[str, str, dp.Drafter | str, Callable[[dp.Sampler], Generate], set[str]]] = [
+        ("transformers assisted generation", "transformers", assisted, generate(assistant_model=draft.module), set()),
+        ("transformers prompt lookup", "transformers", "ngram", generate(prompt_lookup_num_tokens=LENGTH), set()),
+        ("transformers early exit", "transformers", early, generate(assistant_early_exit=1), set()),
+        (
+            "transformers universal assisted",
             "transformers",
-            law,
-            sampler,
             assisted,
-            TransformersGenerate(target, sampler, assistant_model=draft.module),
-        )
-        yield (
-            "transformers prompt lookup",
-            "transformers",
+            lambda sampler: universal_engine(target, draft, sampler),
+            set(),
+        ),
+        (
+            "flashspec",
+            "flashspec",
+            assisted,
+            lambda sampler: flashspec_engine(target, draft, sampler),
+            {"top-k 10", "repetition penalty 1.3"},
+        ),
+        (
+            "litgpt generate",
+            "litgpt",
+            assisted,
+            lambda sampler: litgpt_engine(target, draft, sampler, whole=True),
+            {"repetition penalty 1.3"},
+        ),
+        (
+            "litgpt speculative_decoding",
+            "litgpt",
+            assisted,
+            lambda sampler: litgpt_engine(target, draft, sampler, whole=False),
+            {"repetition penalty 1.3"},
+        ),
+    ]
+    for law in LAWS:
+        for name, package, drafter, make, unknown in engines:
+            if law not in unknown:
+                yield Suspect(name, package, law, target, drafter, make)
+    for law in ("T=1", "top-p 0.8", "greedy"):
+        yield Suspect(
+            "llama-cpp-python prompt lookup",
+            "llama-cpp-python",
             law,
-            sampler,
+            llamacpp_target(),
             "ngram",
-            TransformersGenerate(target, sampler, prompt_lookup_num_tokens=4),
+            llamacpp_python_engine,
         )
-        yield (
-            "transformers early exit",
-            "transformers",
-            law,
-            sampler,
-            dp.draft.load_drafter("self:layers=1", target),
-            TransformersGenerate(target, sampler, assistant_early_exit=1),
-        )
-        if law in ("T=1", "T=0.7", "top-p 0.8", "greedy"):
-            yield "flashspec", "flashspec", law, sampler, assisted, flashspec_engine(target, draft, sampler)
 
 
 RULES = {
@@ -174,16 +202,22 @@ def main() -> None:
         print_table(list(found[0]), found)
         return
     torch.set_num_threads(1)  # on models this small a second thread only waits
-    target, draft = pair()
     rows: list[dict[str, Any]] = []
-    for name, package, law, sampler, drafter, generate in suspects(target, draft):
+    kept = read_csv(arguments.out)[1] if arguments.out.exists() else []
+    for suspect in suspects(*pair()):
+        name, law = suspect.name, suspect.law
         if not name.startswith(arguments.only) or (arguments.laws and law not in arguments.laws.split(",")):
             continue
+        try:
+            of_package = version(suspect.package)
+        except PackageNotFoundError:
+            print(f"{name}: left out, {suspect.package} is not installed", file=sys.stderr)
+            continue
         report = check_engine(
-            generate,
-            target=target,
-            drafter=drafter,
-            sampler=sampler,
+            suspect.make(LAWS[law]),
+            target=suspect.target,
+            drafter=suspect.drafter,
+            sampler=LAWS[law],
             prompts=PROMPTS,
             tokens=arguments.tokens,
             max_tokens=64,
@@ -193,7 +227,7 @@ def main() -> None:
         rows.append(
             {
                 "engine": name,
-                "version": version(package),
+                "version": of_package,
                 "law": law,
                 "verdict": report.verdict.value,
                 "tokens": report.numbers["tokens"],
@@ -204,14 +238,17 @@ def main() -> None:
                 "seconds": round(report.seconds, 1),
                 "own_share": round(
                     (report.seconds - report.numbers["generation_seconds"] - report.numbers["reference_seconds"])
-                    / report.numbers["generation_seconds"],
+                    / max(report.numbers["generation_seconds"], 1e-9),
                     3,
                 ),
             }
         )
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-        write_csv(arguments.out, rows, "python -m benchmarks.audit_engines")
-    print_table([name for name in rows[0] if name not in ("witness", "found")], rows)
+        made = {(row["engine"], row["law"]) for row in rows}
+        others = [row for row in kept if (row["engine"], row["law"]) not in made]
+        write_csv(arguments.out, others + rows, "python -m benchmarks.audit_engines")
+    shown = [name for name in rows[0] if name not in ("witness", "found")]
+    print_table(shown, [{name: row[name] for name in shown} for row in rows])
 
 
 if __name__ == "__main__":
