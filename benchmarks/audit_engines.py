@@ -125,6 +125,13 @@ def suspects(target: TransformersModel, draft: TransformersModel) -> Iterator[Su
             set(),
         ),
         (
+            "transformers universal assisted, vocabulary listed by id",
+            "transformers",
+            assisted,
+            lambda sampler: universal_engine(target, draft, sampler, ordered=True),
+            set(),
+        ),
+        (
             "flashspec",
             "flashspec",
             assisted,

@@ -48,8 +48,17 @@ def flashspec_engine(target: TransformersModel, draft: TransformersModel, sample
     return generate
 
 
-def universal_engine(target: TransformersModel, draft: TransformersModel, sampler: dp.Sampler) -> Generate:
-    """Returns transformers' assisted generation by a draft model of another vocabulary: the same words, other ids."""
+def universal_engine(
+    target: TransformersModel, draft: TransformersModel, sampler: dp.Sampler, ordered: bool = False
+) -> Generate:
+    """Returns transformers' assisted generation by a draft model of another vocabulary: the same words, other ids.
+
+    Args:
+        target: the target.
+        draft: the draft model, of the target's vocabulary; its ids are moved.
+        sampler: of the target.
+        ordered: let the draft model's tokenizer list its vocabulary by id; left alone, the order is that of a hash.
+    """
     import tokenizers
     import transformers
 
@@ -66,12 +75,15 @@ def universal_engine(target: TransformersModel, draft: TransformersModel, sample
         tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0])
     )
     pieces.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=pieces)
+    if ordered:
+        tokenizer.get_vocab = lambda: {word: i for i, word in enumerate(words)}
     return TransformersGenerate(
         target,
         sampler,
         assistant_model=moved,
         tokenizer=target.tokenizer.tokenizer,
-        assistant_tokenizer=transformers.PreTrainedTokenizerFast(tokenizer_object=pieces),
+        assistant_tokenizer=tokenizer,
     )
 
 

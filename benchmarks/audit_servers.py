@@ -35,6 +35,9 @@ NAME = "model"
 STARTS_WITHIN = 600.0
 """Seconds."""
 
+LONG = 64
+"""Tokens of a text."""
+
 PROMISES, BESIDE = "promises", 200
 """What is looked at with the same server without speculation beside, and at so many tokens."""
 
@@ -201,7 +204,9 @@ def main() -> None:
                 with ExitStack() as stack:
                     url = stack.enter_context(started(suspect, options.out.with_suffix(".log")))
                     how: dict[str, Any] = {"target": target, "sampler": LAWS.get(law), "promises": False}
-                    how["tokens"] = options.tokens
+                    how["max_tokens"] = LONG
+                    # Greedy text is the same each time.
+                    how["tokens"] = len(PROMPTS) * LONG if law == "greedy" else options.tokens
                     if law == PROMISES:
                         plain_url = stack.enter_context(started(plain, options.out.with_suffix(".plain.log")))
                         how = {"baseline_url": plain_url, "tokens": BESIDE}

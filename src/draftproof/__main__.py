@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from draftproof.cli.audit import app as audit
 from draftproof.cli.explain import explain
 from draftproof.cli.generate import generate
 from draftproof.errors import DraftproofError, ModelLoadError, UsageError
+from draftproof.text import printable
 from draftproof.version import __version__
 
 app = typer.Typer(
@@ -49,10 +51,12 @@ def main() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - stays open for the process; messages must not go elsewhere
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character still shows the rest
+    # Whoever is asked to end tells what was found until then, as when interrupted.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app()
     except DraftproofError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UsageError | ModelLoadError) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -61,7 +65,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 

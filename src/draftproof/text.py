@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import codecs
+import unicodedata
 from collections.abc import Sequence
+
+
+def printable(text: str) -> str:
+    """Returns text that does nothing to a terminal: control characters and marks of direction as their escapes."""
+    return "".join(
+        each if each in "\n\t" or unicodedata.category(each) not in ("Cc", "Cf", "Cs") else f"\\u{ord(each):04x}"
+        for each in text
+    )
 
 
 class TextStream:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 import draftproof as dp
 from draftproof.cli.audit import app
 from draftproof.errors import UsageError
-from tests.audit.endpoint.completions_server import Json, Served, serving
+from tests.audit.endpoint.completions_server import Json, Rude, Served, serving
 
 TARGET = dp.ToyModel.random(26, seed=3, order=2, spread=2.0)
 ENGINE = dp.Engine(TARGET, dp.ModelDrafter(TARGET), num_draft_tokens=4)
@@ -74,6 +74,19 @@ def test_nobody_there_exits_3(server: Served, prompts: str) -> None:
     result = run("--url", nowhere, "--prompts", prompts, "--retries", "0")
     assert result.exit_code == 3
     assert "cannot be reached" in result.stdout
+
+
+def test_what_a_server_writes_does_nothing_to_the_terminal(server: Served, prompts: str, tmp_path: Path) -> None:
+    def behave(_: int) -> None:
+        raise Rude(500, {"error": "\x1b[2J\u202eoops\x9b"})
+
+    server.behave = behave
+    html = tmp_path / "page.html"
+    result = run("--url", server.url, "--prompts", prompts, "--retries", "0", "--html", str(html))
+    assert result.exit_code == 3
+    for shown in (result.stdout, html.read_text()):
+        assert "\\u001b[2J" in shown
+        assert not {"\x1b", "\u202e", "\x9b"} & set(shown)
 
 
 def test_keys_come_from_the_environment(server: Served, prompts: str) -> None:

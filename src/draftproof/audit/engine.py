@@ -194,13 +194,14 @@ class _Audit:
         try:
             return self._run(asked, max_tokens, tokens, seed, progress)
         except KeyboardInterrupt:
-            return self._report(Finding("interrupted before anything was known"), failed=True)
+            return self._report(Finding(f"interrupted; until then {self.ledger.told(self.looked)}"), failed=True)
         except Exception as error:
             return self._report(Finding(f"the reference failed: {said(error)}"), failed=True)
 
     def _run(self, asked: Sequence[Tokens], max_tokens: int, tokens: int, seed: int, progress: Progress) -> Report:
         began, empty = time.perf_counter(), 0
-        while self.looked < tokens:
+        # Greedy text is the same each time.
+        while self.looked < tokens and not (self.sampler.greedy and self.texts >= len(asked)):
             prompt = asked[self.texts % len(asked)]
             start = time.perf_counter()
             try:
@@ -407,15 +408,13 @@ class _Audit:
             "generation_seconds": self.generating,
             "reference_seconds": self.passes,
         }
-        if finding is None:
-            blind = not greedy and max((each.power for each in powers), default=0.0) < 0.5
+        if finding is None and greedy:
+            verdict = Verdict.NO_EVIDENCE
+            summary = f"{looked} tokens are the target's choice, {self.near_ties} of them by rounding"
+        elif finding is None:
+            blind = self.ledger.blind
             verdict = Verdict.INCONCLUSIVE if blind else Verdict.NO_EVIDENCE
-            summary = f"{looked} tokens are as the target would write them"
-            summary += "; too few to have shown any bug: raise tokens" if blind else ""
-            if greedy:
-                summary += f", {self.near_ties} of them decided by rounding"
-            else:
-                summary += f" (e-value {number(log_e)})"
+            summary = self.ledger.told(looked) + (": too few tokens" if blind else "")
         else:
             verdict, summary = (Verdict.INCONCLUSIVE if failed else Verdict.NOT_EXACT), finding.what
         return Report(

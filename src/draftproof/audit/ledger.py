@@ -91,6 +91,18 @@ class Ledger:
         found = self.evidence.power(self.alpha)
         return tuple(Power(bug.name, bug.family, found[bug.name]) for bug in BUG_LAWS if bug.name in found)
 
+    def told(self, looked: int) -> str:
+        """Returns what was found in so many tokens if nothing was, and what would have been, in words."""
+        powers = self.powers()
+        shown = sum(each.power >= 0.5 for each in powers)
+        found = f"nothing found in {looked} tokens (e-value {number(self.evidence.log_e)})"
+        return f"{found}, which would have shown {shown} of {len(powers)} known bugs"
+
+    @property
+    def blind(self) -> bool:
+        """Whether too little was bet on to have shown any known bug."""
+        return max((each.power for each in self.powers()), default=0.0) < 0.5
+
     def plots(self) -> tuple[Bars | Line, ...]:
         """Returns the e-value over tokens, and how often tokens took each place in the target's order."""
         plots: list[Bars | Line] = []

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from enum import Enum, StrEnum
 from typing import Any, TypeAlias
+
+from draftproof.text import printable
 
 
 class Verdict(StrEnum):
@@ -163,6 +165,11 @@ class Report:
         """The first finding's family of bugs."""
         return next((finding.family for finding in self.findings if finding.family), None)
 
+    def printable(self) -> Report:
+        """Returns the report with control characters escaped in all its text, some of which an engine has written."""
+        cleaned: Report = _printable(self)
+        return cleaned
+
     def as_dict(self) -> dict[str, Any]:
         """Returns the report, ready for JSON: no infinities, verdict as its text."""
         found: dict[str, Any] = _finite(asdict(self) | {"verdict": self.verdict.value})
@@ -176,6 +183,20 @@ Progress: TypeAlias = Callable[[float, str], None]
 
 def silent(share: float, what: str) -> None:
     """Tells nobody."""
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {_printable(key): _printable(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_printable, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{each.name: _printable(getattr(value, each.name)) for each in fields(value)})
+    return value
 
 
 def _finite(value: Any) -> Any:

@@ -18,6 +18,7 @@ from draftproof.audit.report import Progress, Report, shown
 from draftproof.errors import UsageError
 from draftproof.models.base import Model
 from draftproof.request import Prompt
+from draftproof.text import printable
 
 app = typer.Typer(
     help="Find out whether a verification function, an engine, a backend or a server is really lossless.",
@@ -31,6 +32,9 @@ SERVER = "The server"
 EVIDENCE = "Evidence"
 OUTPUT = "Output"
 
+SELDOM = 20.0
+"""Seconds between lines that tell how far an audit is, where there is no terminal."""
+
 PROMPTS = (
     "Once upon a time",
     "The three most important things to know about rivers are",
@@ -38,6 +42,8 @@ PROMPTS = (
     "def fibonacci(n):\n",
     "Dear Sir or Madam,\n",
     "The recipe needs flour, sugar, eggs and",
+    "one two three four, one two three four, one two three",
+    "- red: #ff0000\n- green: #00ff00\n- blue: #0000ff\n- black: #000000\n- white:",
 )
 """What engines are asked to go on from if the user has no prompts."""
 
@@ -80,7 +86,7 @@ def rule(
             draws=draws,
             alpha=alpha,
             seed=seed,
-            progress=_progress(as_json),
+            progress=_progress(),
         ),
         as_json,
         html,
@@ -136,6 +142,9 @@ def engine(
             rich_help_panel=EVIDENCE,
         ),
     ] = None,
+    naming: Annotated[
+        int, typer.Option(help="Tokens more, at most, to name the bug that was found.", rich_help_panel=EVIDENCE)
+    ] = 1_000,
     seed: Annotated[int, typer.Option(help="Of the first text.", rich_help_panel=EVIDENCE)] = 0,
     as_json: AsJson = False,
     html: AsPage = None,
@@ -196,9 +205,10 @@ def engine(
             tokens=tokens,
             alpha=alpha,
             noise=noise,
+            naming=naming,
             seed=seed,
             name=call or f"{library} ({model.name}, {drafter})",
-            progress=_progress(as_json),
+            progress=_progress(),
         )
     _finish(report, as_json, html)
 
@@ -235,7 +245,7 @@ def backend(
             tokens=tokens,
             widths=rows,
             seed=seed,
-            progress=_progress(as_json),
+            progress=_progress(),
         )
     _finish(report, as_json, html)
 
@@ -264,6 +274,9 @@ def endpoint(
     api_key: Annotated[
         str | None,
         typer.Option(envvar="DRAFTPROOF_API_KEY", show_envvar=True, help="For --url.", rich_help_panel=SERVER),
+    ] = None,
+    baseline_model: Annotated[
+        str | None, typer.Option(help="Its name at --baseline-url; default: the same.", rich_help_panel=SERVER)
     ] = None,
     baseline_api_key: Annotated[
         str | None,
@@ -323,6 +336,7 @@ def endpoint(
             target=target,
             drafter=drafter,
             model=model,
+            baseline_model=baseline_model,
             api_key=api_key,
             baseline_api_key=baseline_api_key,
             sampler=Sampler(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p),
@@ -337,7 +351,7 @@ def endpoint(
             timeout=timeout,
             retries=retries,
             promises=promises,
-            progress=_progress(as_json),
+            progress=_progress(),
         ),
         as_json,
         html,
@@ -374,20 +388,24 @@ def _count(text: str, option: str) -> int:
     return int(text)
 
 
-def _progress(as_json: bool) -> Progress:
-    """Returns what shows how far an audit is: a line on a terminal, nothing elsewhere."""
+def _progress() -> Progress:
+    """Returns what shows how far an audit is: one line that changes on a terminal, one now and then elsewhere."""
     console = Console(stderr=True, highlight=False)
     began = time.monotonic()
-    last = 0.0
+    last = began
 
     def tell(share: float, what: str) -> None:
         nonlocal last
         now = time.monotonic()
-        if as_json or not console.is_terminal or now - last < 0.5:
+        if now - last < (0.5 if console.is_terminal else SELDOM):
             return
         last = now
         left = f", {(now - began) * (1.0 - share) / share:.0f} s left at most" if share > 0.01 else ""
-        console.print(Text(f"{100 * share:3.0f} %  {what}{left}\033[K"), end="\r", soft_wrap=True)
+        line = Text(f"{100 * share:3.0f} %  {printable(what)}{left}")
+        if console.is_terminal:
+            console.print(line.append("\033[K"), end="\r", soft_wrap=True)
+        else:
+            console.print(line, soft_wrap=True)
 
     return tell
 
@@ -397,12 +415,12 @@ def _finish(report: Report, as_json: bool, html: Path | None) -> None:
     if as_json:
         print(json.dumps(report.as_dict(), ensure_ascii=False))
     else:
-        _print(report)
+        _print(report.printable())
     if html is not None:
         from draftproof.audit.page import page
 
         try:
-            html.write_text(page(report), encoding="utf-8")
+            html.write_text(page(report.printable()), encoding="utf-8")
         except OSError as error:
             raise UsageError(f"--html {html} cannot be written ({error.strerror}); choose another place") from None
     raise typer.Exit(report.verdict.exit_code)
@@ -418,12 +436,15 @@ def _print(report: Report) -> None:
     console.print(Text(f"about: {report.layer}"), soft_wrap=True)
     console.print(Text(f"looked at: {report.looked_at}, in {report.seconds:.1f} s"), soft_wrap=True)
     for finding in report.findings:
-        console.print(Text("\n" + "\n".join(finding.lines(report.alpha))), soft_wrap=True)
+        lines = finding.lines(report.alpha)
+        told = lines[1:] if lines[0] == report.summary else ["", *lines]
+        if told:
+            console.print(Text("\n".join(told)), soft_wrap=True)
     if report.level == "backend":
         _print_widths(console, report)
     if report.numbers.get("checks"):
         _print_checks(console, report)
-    if report.power and report.ok:
+    if report.power and not any(finding.e_value for finding in report.findings):
         acting = report.numbers.get("share_of_tokens_a_bug_is_taken_to_act_on")
         share = "" if acting is None else f", if it acts on {100 * acting:.0f} % of tokens"
         table = Table("bug", "family", f"would be found{share}", box=box.SIMPLE_HEAD, pad_edge=False)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import draftproof as dp
-from draftproof.audit.endpoint.answers import parsed
+from draftproof.audit.endpoint.answers import nameable, parsed
 from draftproof.audit.endpoint.completions import Endpoint, in_order
 from draftproof.errors import EndpointError, RefusedRequestError, UsageError
 from tests.audit.endpoint.completions_server import Hangup, Rude, Served, Trickle, serving
@@ -93,14 +93,79 @@ def test_ids_written_as_tokens_are_ids() -> None:
         "token_logprobs": [-1.0],
         "top_logprobs": [{"token_id:7": -1.0, "token_id:x": -2.0}],
     }
-    answer = parsed({"choices": [{"text": "h", "logprobs": logprobs}]}, 5)
+    answer = parsed({"choices": [{"text": "h", "logprobs": logprobs}]}, 2)
     assert answer.ids == (7,)
     assert answer.tokens[0].top == {7: -1.0, "token_id:x": -2.0}
 
 
-def test_parts_of_characters_are_no_keys() -> None:
-    logprobs = {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [{"a": -1.0, "\ufffd": -1.5, "": -2.0}]}
-    assert parsed({"choices": [{"text": "a", "logprobs": logprobs}]}, 5).tokens[0].top == {"a": -1.0}
+def tops(listed: Any, count: int) -> dict[int | str, float] | None:
+    """Returns what is understood of the list of one token."""
+    logprobs = {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [listed]}
+    return parsed({"choices": [{"text": "a", "logprobs": logprobs}]}, count).tokens[0].top
+
+
+def test_texts_that_do_not_tell_a_token_keep_their_place_in_the_list_and_match_nothing() -> None:
+    found = tops({"a": -1.0, "\ufffd": -1.5, "": -2.0, "b": -3.0}, 3)
+    assert found is not None
+    assert sorted(found.values()) == [-2.0, -1.5, -1.0]
+    assert [key for key in found if nameable(key)] == ["a"]
+
+
+def test_a_text_that_two_tokens_have_tells_neither() -> None:
+    content = {"token": "a", "logprob": -1.0, "top_logprobs": [{"token": "a", "logprob": value} for value in (-1, -2)]}
+    top = parsed({"choices": [{"text": "a", "logprobs": {"content": [content]}}]}, 2).tokens[0].top
+    assert top is not None
+    assert not any(map(nameable, top))
+    # Where JSON has made one entry of two, the list is short.
+    assert tops({"a": -1.0, "b": -2.0}, 3) is None
+
+
+@pytest.mark.parametrize("odd", [-9999.0, -1e308, float("-inf"), None, True, "low", 10**400, float("nan")])
+def test_what_is_no_logprob_is_left_out(odd: Any) -> None:
+    assert tops({"a": -0.5, "b": -1.0, "c": odd, "d": -3.0}, 4) in (None, {"a": -0.5, "b": -1.0, "d": -3.0})
+
+
+@pytest.mark.parametrize("odd", [1e308, 0.5])
+def test_a_list_with_a_logprob_above_0_is_none(odd: float) -> None:
+    assert tops({"a": odd, "b": -1.0}, 2) is None
+
+
+def test_half_a_surrogate_and_huge_ids_do_no_harm() -> None:
+    found = {"choices": [{"text": "a\ud800", "token_ids": [2**40], "logprobs": {"tokens": ["token_id:" + "9" * 5000]}}]}
+    answer = parsed(found, 2)
+    assert answer.text.encode()
+    assert answer.ids is None
+
+
+def test_a_host_that_no_name_can_have() -> None:
+    with (
+        closing(Endpoint(f"http://{'a' * 70}/v1", retries=0)) as endpoint,
+        pytest.raises((UsageError, EndpointError), match=r"no host|cannot be reached"),
+    ):
+        endpoint.greet(5)
+
+
+def test_a_deep_answer_is_no_answer() -> None:
+    with serving(served(behave=answers(Rude(200, b"[" * 200_000)))) as server, pytest.raises(UsageError, match="JSON"):
+        greeted(server)
+
+
+def test_an_answer_that_cannot_be_unpacked() -> None:
+    rude = Rude(200, b"no gzip", {"Content-Encoding": "gzip"})
+    with serving(served(behave=answers(rude))) as server, pytest.raises(EndpointError, match="broke"):
+        greeted(server)
+
+
+def test_a_key_is_stripped_and_never_told() -> None:
+    def echo(_: dict[str, Any]) -> dict[str, Any]:
+        raise Rude(500, {"error": "you sent sk-SECRET"})
+
+    with (
+        serving(served(key="sk-SECRET", spoil=echo)) as server,
+        pytest.raises(EndpointError, match="the key") as caught,
+    ):
+        greeted(server, api_key=" sk-SECRET ")
+    assert "SECRET" not in str(caught.value)
 
 
 def test_fewer_logprobs_are_asked_for_where_many_are_refused() -> None:
@@ -220,7 +285,8 @@ def test_an_address_where_nobody_listens() -> None:
         ("ftp://127.0.0.1/v1", "no address"),
         ("http://", "no address|no URL"),
         ("http://[::1/v1", "is no URL"),
-        ("http://me:secret@127.0.0.1/v1", "holds a password"),
+        ("http://127.0.0.1/v1?key=secret", "holds more than an address"),
+        ("http://me:secret@127.0.0.1/v1", "holds more than an address"),
     ],
 )
 def test_a_wrong_address_is_refused_before_anything_is_sent(url: str, message: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from draftproof.audit.endpoint.answers import Answer
 from draftproof.audit.endpoint.completions import Endpoint
 from draftproof.audit.endpoint.promises import Check
-from draftproof.audit.ledger import Ledger, number
+from draftproof.audit.ledger import Ledger
 from draftproof.audit.martingale import Evidence
 from draftproof.audit.report import Finding, Report, Verdict
 from draftproof.sampling import Sampler
@@ -52,17 +52,23 @@ class Account:
     looked: int = 0
     unlisted: int = 0
     near_ties: int = 0
+    written: int = 0
     drafted: int = 0
     accepted: int = 0
     reported: int = 0
     misreported: int = 0
     furthest: float = 0.0
+    drafter_failed: str | None = None
 
     def count(self, answer: Answer) -> None:
         """Notes an answer."""
         self.texts += 1
+        self.written += answer.completion_tokens or len(answer.keys)
         self.drafted += answer.drafted or 0
         self.accepted += answer.accepted or 0
+        if self.drafted:
+            # No more tokens than were drafted can have been judged by a draft.
+            self.ledger.evidence.acting = min(Evidence.acting, self.drafted / max(self.written, 1))
 
     def told(self) -> dict[str, Any]:
         """Returns the numbers that only a server has."""
@@ -71,6 +77,7 @@ class Account:
             "logprobs": self.endpoint.logprobs,
             "draft_tokens": self.drafted or None,
             "accepted_draft_tokens": self.accepted or None,
+            "drafter_failed": self.drafter_failed,
             "tokens_without_a_law": self.unlisted,
             "logprobs_compared": self.reported,
             "logprobs_off": self.misreported,
@@ -87,24 +94,22 @@ class Account:
             note: what was found right, if it is not tokens by their laws.
         """
         greedy, log_e = self.sampler.greedy, self.ledger.evidence.log_e
-        powers = () if greedy or note is not None else self.ledger.powers()
+        verdict = Verdict.NO_EVIDENCE
         if finding is not None:
             verdict, summary = (Verdict.INCONCLUSIVE if failed else Verdict.NOT_EXACT), finding.what
         elif note is not None:
-            verdict, summary = Verdict.NO_EVIDENCE, note
+            summary = note
         elif greedy:
-            verdict = Verdict.NO_EVIDENCE
             summary = f"{self.looked} tokens are the target's choice, {self.near_ties} of them by rounding"
         else:
-            verdict = Verdict.NO_EVIDENCE
-            summary = f"{self.looked} tokens are as the target would write them (e-value {number(log_e)})"
-            if max((each.power for each in powers), default=0.0) < 0.5:
-                verdict, summary = Verdict.INCONCLUSIVE, f"{summary}; too few to have shown any bug: raise tokens"
+            summary = self.ledger.told(self.looked)
+            if self.ledger.blind:
+                verdict, summary = Verdict.INCONCLUSIVE, f"{summary}: too few tokens"
         numbers = {
             "tokens": self.looked,
             "texts": self.texts,
-            "e_value": math.exp(min(log_e, 700.0)),
-            "largest_e_value": math.exp(min(self.ledger.evidence.peak, 700.0)),
+            "e_value": None if greedy else math.exp(min(log_e, 700.0)),
+            "largest_e_value": None if greedy else math.exp(min(self.ledger.evidence.peak, 700.0)),
             "tokens_at_the_edge": self.ledger.at_edge,
             "near_ties": self.near_ties,
             "share_of_tokens_a_bug_is_taken_to_act_on": self.ledger.evidence.acting,
@@ -119,11 +124,16 @@ class Account:
                 self.alpha,
                 f"{self.looked} tokens of {self.texts} texts, {len(self.checks)} promises",
                 () if finding is None else (finding,),
-                powers,
+                () if greedy or note is not None else self.ledger.powers(),
                 numbers | self.told(),
                 () if greedy else self.ledger.plots(),
             )
         )
+
+    @property
+    def judged_by_baseline(self) -> bool:
+        """Whether the promises that are not kept were looked at without speculation, too."""
+        return any(each.baseline is not None for each in self.checks)
 
     def completed(self, report: Report) -> Report:
         """Returns a report with the promises that speculation breaks."""
@@ -131,8 +141,7 @@ class Account:
         if not broken:
             return report
         names = ", ".join(each.promise for each in broken)
-        summary = f"it breaks {len(broken)} of {len(self.checks)} promises: {names}"
-        if report.verdict is Verdict.NOT_EXACT:
-            summary = f"{report.summary}; {summary}"
+        beside = "" if self.judged_by_baseline else "; whether speculation is why, baseline_url would tell"
+        summary = f"of {len(self.checks)} promises {len(broken)} broken ({names}){beside}. Tokens: {report.summary}"
         found = [Finding(f"{each.promise}: {each.told}", each.witness) for each in broken]
         return replace(report, verdict=Verdict.NOT_EXACT, summary=summary, findings=(*report.findings, *found))

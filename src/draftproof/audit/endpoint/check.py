@@ -20,7 +20,7 @@ from draftproof.audit.endpoint.texts import against_texts
 from draftproof.audit.engine import check_engine
 from draftproof.audit.ledger import Ledger
 from draftproof.audit.martingale import Evidence
-from draftproof.audit.report import Finding, Progress, Report, silent
+from draftproof.audit.report import Finding, Progress, Report, Verdict, silent
 from draftproof.draft.base import Drafter
 from draftproof.draft.load import check_drafter, load_drafter
 from draftproof.draft.model import ModelDrafter
@@ -31,6 +31,8 @@ from draftproof.models.toy import ToyModel
 from draftproof.request import Prompt, Request
 from draftproof.sampling import Sampler
 from draftproof.types import Tokens
+
+MOST_AT_A_TIME = 256
 
 PROMISES_SHARE = 0.2
 """Of the time that is shown as done when the promises have been looked at."""
@@ -46,6 +48,7 @@ def check_endpoint(
     target: Model | str | None = None,
     drafter: Drafter | Model | str | None = None,
     model: str | None = None,
+    baseline_model: str | None = None,
     api_key: str | None = None,
     baseline_api_key: str | None = None,
     sampler: Sampler | None = None,
@@ -75,6 +78,7 @@ def check_endpoint(
         target: a copy of the model, or its spec.
         drafter: what the server drafts with, for evidence that only it gives: a drafter, a draft model or a spec.
         model: the name the server has for the model; None: the only one it serves.
+        baseline_model: the name the baseline has for it; None: the same.
         api_key: for the server.
         baseline_api_key: for the baseline.
         sampler: the law to ask for and to hold it to: temperature, top-k, top-p, min-p; others need `target`.
@@ -104,6 +108,8 @@ def check_endpoint(
             raise UsageError(f"{name} {value} must be positive")
     if whole("retries", retries) < 0 or whole("logprobs", logprobs) < 0:
         raise UsageError(f"retries {retries} and logprobs {logprobs} must not be negative")
+    if concurrency > MOST_AT_A_TIME:
+        raise UsageError(f"concurrency {concurrency} is more than {MOST_AT_A_TIME} requests at a time")
     if not 0.0 < timeout < math.inf:
         raise UsageError(f"timeout {timeout} must be a positive number of seconds")
     if noise is not None and not 0.0 <= noise < 1.0:
@@ -126,13 +132,20 @@ def check_endpoint(
         endpoint = stack.enter_context(closing(Endpoint(url, model, api_key, timeout, retries)))
         baseline = None
         if baseline_url is not None:
-            baseline = Endpoint(baseline_url, model, baseline_api_key, timeout, retries, "baseline_url")
+            baseline = Endpoint(
+                baseline_url, baseline_model or model, baseline_api_key, timeout, retries, "baseline_url"
+            )
             stack.enter_context(closing(baseline))
         account = Account(endpoint, sampler, alpha, _part(progress, PROMISES_SHARE, 1.0))
         account.ledger = Ledger(alpha, Evidence())
         try:
             for each in [endpoint] if baseline is None else [endpoint, baseline]:
                 each.greet(logprobs)
+            if baseline is not None and baseline_model is None and baseline.model != endpoint.model:
+                raise UsageError(
+                    f"{endpoint.named} serves {endpoint.model}, {baseline.named} serves {baseline.model}; give "
+                    "baseline_model if they are one model"
+                )
             asked = [_asked(prompt, local, endpoint) for prompt in prompts]
             if local is None and baseline is None and not endpoint.logprobs:
                 what = (
@@ -165,11 +178,11 @@ def _audited(
             return _against_target(account, local, drafter, asked, noise=noise, **how)
         # A baseline can be asked what follows a text only by the ids of the text.
         by_ids = baseline is not None and baseline.logprobs > 0 and not any(isinstance(each, str) for each in asked)
-        if baseline is not None and not by_ids and not account.endpoint.logprobs:
+        if baseline is not None and not by_ids:
             return against_texts(account, baseline, asked, **how)
-        return against_lists(account, baseline if by_ids else None, drafter, asked, noise=noise, **how)
+        return against_lists(account, baseline, drafter, asked, noise=noise, **how)
     except KeyboardInterrupt:
-        return account.report(Finding("interrupted before anything was known"), failed=True)
+        return account.report(Finding(f"interrupted; until then {account.ledger.told(account.looked)}"), failed=True)
     except DraftproofError as error:
         return account.report(Finding(str(error)), failed=True)
 
@@ -177,7 +190,8 @@ def _audited(
 def _look_at_promises(
     account: Account, baseline: Endpoint | None, prompt: Asked, seed: int, progress: Progress
 ) -> None:
-    account.checks = check_promises(account.endpoint, prompt, seed, progress=progress)
+    for check in check_promises(account.endpoint, prompt, seed, progress=progress):
+        account.checks.append(check)  # one by one: what is known is told even if the server fails at the next
     doubtful = [each.promise for each in account.checks if each.outcome in (Outcome.BROKEN, Outcome.REFUSED)]
     if baseline is not None and doubtful:
         plain = {each.promise: each.outcome for each in check_promises(baseline, prompt, seed, only=doubtful)}
@@ -235,7 +249,7 @@ def _against_target(
             progress=account.progress,
         )
     report = replace(report, level="endpoint", layer=account.layer, numbers=report.numbers | account.told())
-    if failed:
+    if failed and report.verdict is Verdict.INCONCLUSIVE:
         report = replace(report, summary=str(failed[0]), findings=(Finding(str(failed[0])),))
     return account.completed(report)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from draftproof.audit.endpoint.answers import Answer, listed, parsed
+from draftproof.audit.endpoint.answers import Answer, listed, parsed, sendable
 from draftproof.errors import EndpointError, MissingDependencyError, RefusedRequestError, UsageError
 from draftproof.sampling import Sampler
 
@@ -73,14 +73,15 @@ class Endpoint:
             ) from error
         try:
             parsed = httpx2.URL(self.url)
-        except (httpx2.InvalidURL, TypeError) as error:
+        except (httpx2.InvalidURL, TypeError, UnicodeError) as error:
             raise UsageError(f"{self.called} {self.url!r} is no URL ({error}); use for example {_EXAMPLE}") from None
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise UsageError(f"{self.called} {self.url!r} is no address of a server; use for example {_EXAMPLE}")
-        if parsed.userinfo:
-            raise UsageError(f"{self.called} holds a password; give it as the key instead")
-        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
-            raise UsageError(f"the key for {self.called} has characters that no header can carry; check it")
+        if parsed.userinfo or parsed.query or parsed.fragment:
+            raise UsageError(f"{self.called} holds more than an address; give a password as the key instead")
+        self.api_key = None if self.api_key is None else self.api_key.strip()
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key):
+            raise UsageError(f"the key for {self.called} is empty or has characters that no header can carry; check it")
         self.url = self.url.rstrip("/")
         headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
         # Neither proxies and passwords of the environment nor redirects: nothing goes to any other host.
@@ -103,7 +104,7 @@ class Endpoint:
             EndpointError: if the server fails or gives no answer.
         """
         models = self.call("GET", "/models")
-        names = [str(each.get("id")) for each in listed(models.get("data")) if isinstance(each, dict)]
+        names = [sendable(str(each.get("id"))) for each in listed(models.get("data")) if isinstance(each, dict)]
         if self.model is None:
             if len(names) != 1:
                 raise UsageError(f"{self.named} serves {', '.join(names) or 'no model'}; give model, one of them")
@@ -117,11 +118,12 @@ class Endpoint:
             for missing in (frozenset[str](), frozenset(TELLING), frozenset(TELLING) | frozenset(NEUTRAL)):
                 self.leave_out = missing
                 try:
-                    answer = self.complete("a", 1, Sampler(temperature=0.0))
+                    answer = self.complete("a", 2, Sampler(temperature=0.0), 0)
                 except RefusedRequestError as error:
                     refusal = error
                     continue
-                if answer.tokens == () or answer.tokens[0].top is None:
+                # Where nothing was written, nothing is known yet.
+                if answer.text and (answer.tokens == () or answer.tokens[0].top is None):
                     self.logprobs = 0
                 return
         raise UsageError(f"{self.named} refuses the plainest completion: {refusal.told}")
@@ -136,7 +138,7 @@ class Endpoint:
         body = {"model": self.model, "prompt": text, "content": text, "add_special": True}
         with contextlib.suppress(EndpointError, UsageError):
             found = self.call("POST", "/tokenize", body, root=True).get("tokens")
-            if isinstance(found, list) and found and all(isinstance(each, int) for each in found):
+            if isinstance(found, list) and found and all(isinstance(each, int) and 0 <= each < 2**31 for each in found):
                 return found
         return None
 
@@ -217,35 +219,40 @@ class Endpoint:
         deadline = time.monotonic() + self.timeout
         try:
             with self._http.stream(method, where, json=body) as response:
-                content = b""
+                chunks, size = [], 0
                 for chunk in response.iter_bytes():
-                    content += chunk
+                    chunks.append(chunk)
+                    size += len(chunk)
                     # A timeout of the transport's starts anew with each byte; an answer has one for all.
                     if time.monotonic() > deadline:
                         raise _AgainError(f"did not finish its answer within {self.timeout:g} s; {_SLOW}")
-                    if len(content) > LARGEST_ANSWER:
+                    if size > LARGEST_ANSWER:
                         raise EndpointError(f"{self.named} sends more than {LARGEST_ANSWER} bytes for one answer")
+        except UnicodeError as error:
+            raise UsageError(f"{self.named} has no host that can be asked for ({error}); check it") from None
         except httpx2.TimeoutException:
             raise _AgainError(f"gave no answer within {self.timeout:g} s; {_SLOW}") from None
         except httpx2.ConnectError as error:
             raise _AgainError(f"cannot be reached ({error}); start the server, or check host and port") from None
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise _AgainError(f"broke the connection off ({error or type(error).__name__}); see its log") from None
-        return self._understood(response, content)
+        return self._understood(response, b"".join(chunks))
 
     def _understood(self, response: httpx2.Response, content: bytes) -> dict[str, Any]:
         status, text = response.status_code, content.decode(errors="replace")
         try:
             found = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
-        told = _message(found) or " ".join(text.split())[:200] or "nothing"
+        told = sendable(_message(found) or " ".join(text.split())[:200] or "nothing")
+        if self.api_key:
+            told = told.replace(self.api_key, "(the key)")
         if status in (401, 403):
             raise UsageError(f"{self.named} refuses {'the key' if self.api_key else 'to answer without a key'}: {told}")
         if 300 <= status < 400:
             to = response.headers.get("location", "nowhere")
             raise UsageError(f"{self.named} redirects to {to}, which is not followed; give that URL if it is meant")
-        if status == 429 or status >= 500:
+        if status == 429 or (status >= 500 and status != 501):
             asked = response.headers.get("retry-after", "")
             raise _AgainError(f"answers {status}: {told}", float(asked) if asked.isdecimal() else 0.0)
         if status == 404:

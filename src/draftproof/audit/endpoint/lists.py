@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from draftproof.audit.endpoint.account import Account, Asked
-from draftproof.audit.endpoint.answers import Answer, Emitted, Key
+from draftproof.audit.endpoint.answers import ID_PREFIX, Answer, Emitted, Key, nameable
 from draftproof.audit.endpoint.completions import Endpoint, in_order
 from draftproof.audit.endpoint.top_law import MARGIN, TopLaw, top_law
 from draftproof.audit.engine import NOISE, UNLIKELY
@@ -21,8 +21,8 @@ from draftproof.audit.martingale import Evidence
 from draftproof.audit.report import Finding, Report
 from draftproof.audit.shadow import Shadow, changes_nothing
 from draftproof.draft.base import Drafter
-from draftproof.errors import EndpointError
-from draftproof.sampling import Sampler
+from draftproof.errors import DraftproofError, EndpointError
+from draftproof.sampling import BoundSampler, Sampler
 from draftproof.types import Tokens, as_tokens
 
 OWN_NOISE = 1e-4
@@ -31,6 +31,9 @@ OWN_NOISE = 1e-4
 OFF, OFTEN, FEW = 0.25, 0.05, 20
 """A reported logprob that is off by more, in nats, is wrong; in more than this share of so many tokens or more that is
 no rounding."""
+
+UNLISTED = 0.02
+"""The share of tokens without a law that says nothing yet."""
 
 EMPTY = 8
 """Texts without a token, one after another, that show that none will come."""
@@ -83,10 +86,15 @@ def against_lists(
     account.layer = f"the tokens the server samples, against the laws {whose}"
     account.ledger = Ledger(account.alpha, Evidence(noise**2))
 
+    law = account.sampler
+    if baseline is None and not law.greedy and _reports_processed(account.endpoint, asked[0], law):
+        # What is told is the law that tokens are drawn from: nothing is left to be worked out.
+        law = Sampler()
+
     def ask(i: int) -> _Text:
         prompt = asked[i % len(asked)]
         answer = account.endpoint.complete(prompt, max_tokens, account.sampler, seed + i)
-        if baseline is None:
+        if baseline is None or len(answer.keys) > max_tokens:
             return _Text(prompt, answer, [each.top for each in answer.tokens])
         return _Text(prompt, answer, list(_tops(account.endpoint, baseline, prompt, answer)))
 
@@ -96,7 +104,30 @@ def against_lists(
         shadow = None
         if drafter is not None and not account.sampler.greedy:
             shadow = stack.enter_context(closing(Shadow(drafter, account.sampler, ENDLESS)))
-        return _ListAudit(account, noise, shadow, baseline is not None).run(texts, max_tokens, tokens)
+        compares = baseline is not None and not _reports_processed(account.endpoint, asked[0], account.sampler)
+        return _ListAudit(account, law, noise, shadow, compares).run(texts, len(asked), max_tokens, tokens)
+
+
+def _reports_processed(endpoint: Endpoint, prompt: Asked, sampler: Sampler) -> bool:
+    """Returns whether a server reports logprobs after temperature and truncation, by those of one place told twice."""
+    if sampler.greedy or changes_nothing(sampler):
+        return False
+    plain, told = (endpoint.complete(prompt, 1, each, 0).tokens for each in (Sampler(), sampler))
+    if not plain or not told or plain[0].top is None or told[0].top is None:
+        return False
+    law = top_law(plain[0].top, sampler)
+    processed = dict(zip(law.keys, np.log(law.probs).tolist(), strict=True))
+    theirs = told[0].top
+    both = [key for key in processed if key in theirs]
+    if not both:
+        return False
+    # Of a law that is known up to a factor, differences count.
+    first = both[0]
+
+    def off(mine: dict[Key, float]) -> float:
+        return max(abs((mine[key] - mine[first]) - (theirs[key] - theirs[first])) for key in both)
+
+    return len(theirs) < len(plain[0].top) or off(processed) < off(plain[0].top)
 
 
 def _tops(endpoint: Endpoint, baseline: Endpoint, prompt: Asked, answer: Answer) -> Iterator[dict[Key, float] | None]:
@@ -114,15 +145,17 @@ def _tops(endpoint: Endpoint, baseline: Endpoint, prompt: Asked, answer: Answer)
 @dataclass(eq=False)
 class _ListAudit:
     account: Account
+    law: Sampler
     noise: float
     shadow: Shadow | None
     compares: bool
     example: dict[str, Any] = field(default_factory=dict)
 
-    def run(self, texts: Iterator[_Text], max_tokens: int, tokens: int) -> Report:
+    def run(self, texts: Iterator[_Text], prompts: int, max_tokens: int, tokens: int) -> Report:
         account, ledger = self.account, self.account.ledger
         empty, before = 0, set[tuple[Any, ...]]()
-        while account.looked < tokens:
+        # Greedy text is the same each time.
+        while account.looked < tokens and not (account.sampler.greedy and account.texts >= prompts):
             text = next(texts)
             account.count(text.answer)
             keys = text.answer.keys
@@ -139,8 +172,7 @@ class _ListAudit:
                 if finding is not None:
                     ledger.mark(account.looked)
                     return account.report(finding)
-            counted = text.answer.completion_tokens
-            if text.answer.finish_reason == "stop" and (counted is None or counted > len(keys)):
+            if len(keys) < max_tokens and account.looked < tokens and not _end_is_told(text.answer):
                 # The end of text came and was not told: what follows from its absence must not be won.
                 ledger.evidence.see_unknown()
                 account.unlisted += 1
@@ -153,8 +185,11 @@ class _ListAudit:
                 before.add(told)
             e_value = "" if account.sampler.greedy else f", e-value {number(ledger.evidence.log_e)}"
             account.progress(account.looked / tokens, f"{account.looked} tokens{e_value}")
-        if account.unlisted > 0.5 * account.looked:
-            what = f"no law is told of {account.unlisted} of {account.looked} tokens; give baseline_url or target"
+        if account.unlisted > UNLISTED * account.looked:
+            what = (
+                f"no law is told of {account.unlisted} of {account.looked} tokens, which may be just those that were "
+                f"drafted; give baseline_url or target. Of the others: {account.ledger.told(account.looked)}"
+            )
             return account.report(Finding(what), failed=True)
         return account.report(self._wrongly_reported())
 
@@ -167,7 +202,10 @@ class _ListAudit:
             if account.looked >= tokens:
                 return
             drafted = next(laws)
-            if top is None:
+            if top is not None and i < len(answer.tokens) and not all(isinstance(each, int) for each in top):
+                key = answer.tokens[i].key  # lists by text, beside ids
+                drafted = None, None
+            if top is None or (account.sampler.greedy and not nameable(key)):
                 account.unlisted += 1
                 yield None
             elif account.sampler.greedy:
@@ -175,7 +213,7 @@ class _ListAudit:
             else:
                 if self.compares and i < len(answer.tokens):
                     self._compare(text, i, answer.tokens[i], top)
-                law = top_law(top, account.sampler, self.noise)
+                law = top_law(top, self.law, self.noise)
                 q, raw = (None if each is None else each.prob_of(np.array(law.keys)) for each in drafted)
                 yield self._sampled(text, i, key, law, q, raw, previous)
             previous = top
@@ -190,7 +228,17 @@ class _ListAudit:
         bound = self.account.sampler.bind(len(text.prompt), (), ENDLESS)
         self.shadow.begin(history[: len(text.prompt)])
         for end in range(len(text.prompt), len(history)):
-            yield self.shadow.laws(history[:end], bound)
+            yield self._laws(history[:end], bound)
+
+    def _laws(self, history: Tokens, bound: BoundSampler) -> tuple[Any, Any]:
+        """Returns what would be drafted; nothing from the first failure of the drafter on."""
+        if self.shadow is None:
+            return None, None
+        try:
+            return self.shadow.laws(history, bound)
+        except DraftproofError as error:
+            self.shadow, self.account.drafter_failed = None, str(error)
+            return None, None
 
     def _sampled(
         self,
@@ -203,7 +251,7 @@ class _ListAudit:
         previous: dict[Key, float] | None,
     ) -> Finding | None:
         ledger = self.account.ledger
-        if law.allowed is not None and key not in law.allowed:
+        if law.allowed is not None and key not in law.allowed and nameable(key):
             where = _where(text, i) | {"the target's tokens there": len(law.allowed)}
             return Finding("it emits a token to which the target's law gives probability 0", where, p_value=0.0)
         at = law.place(key)
@@ -214,7 +262,7 @@ class _ListAudit:
                 q=q,
                 raw=raw,
                 before=None if previous is None else law.spread(previous),
-                unprocessed=None if changes_nothing(self.account.sampler) else np.exp(law.logprobs),
+                unprocessed=None if changes_nothing(self.law) else np.exp(law.logprobs),
             )
             ledger.settle(place, at, lambda: _where(text, i))
         return None
@@ -234,7 +282,7 @@ class _ListAudit:
     def _compare(self, text: _Text, i: int, own: Emitted, top: dict[Key, float]) -> None:
         """Notes how far the logprob that the server reports of a token is from its baseline's."""
         theirs = top.get(own.key)
-        if own.logprob is None or theirs is None:
+        if own.logprob is None or own.top is None or theirs is None:
             return
         off = abs(own.logprob - theirs)
         self.account.reported += 1
@@ -249,6 +297,17 @@ class _ListAudit:
             return None
         what = f"the logprobs of {wrong} of {compared} tokens are not those of the server without speculation"
         return Finding(what, self.example)
+
+
+def _end_is_told(answer: Answer) -> bool:
+    """Returns whether the last token that is told is what ended a text; servers differ in that, and in counting it."""
+    if answer.completion_tokens is not None and answer.completion_tokens > len(answer.keys):
+        return False
+    if not answer.tokens:
+        return answer.completion_tokens is not None
+    # The text does not hold what ended it.
+    last = answer.tokens[-1].text
+    return last == "" or last.startswith(ID_PREFIX) or not answer.text.endswith(last)
 
 
 def _where(text: _Text, i: int) -> dict[str, Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from draftproof.audit.endpoint.answers import Answer, Key
+from draftproof.audit.endpoint.answers import Answer, Key, nameable
 from draftproof.audit.endpoint.completions import Endpoint, Prompt
 from draftproof.audit.report import Progress, silent
 from draftproof.errors import RefusedRequestError
@@ -22,8 +22,17 @@ LONG = 32
 LOOPING, LAP, LAPS = 64, 24, 8
 PENALTY = 2.0
 
-TIE = 0.05
+TIE = 0.15
 """Logits within which rounding may choose."""
+
+APART = 0.5
+"""Logits by which logprobs differ that are reported after a penalty of 2, and not by rounding."""
+
+CERTAIN = -10.0
+"""Logarithm of the probability of a text that three seeds give by chance."""
+
+AMBIGUOUS = frozenset({"seeds", "repetition_penalty"})
+"""Promises that rounding or a peaked law may seem to break: they count only if they are kept without speculation."""
 
 WINDOW = 64
 """How far back llama.cpp's penalties look; they count the prompt too."""
@@ -59,6 +68,8 @@ class Check:
     @property
     def by_speculation(self) -> bool:
         """Whether it is broken, as far as is known with speculation only."""
+        if self.baseline is None and self.promise in AMBIGUOUS:
+            return False
         return self.outcome is Outcome.BROKEN and self.baseline in (None, Outcome.KEPT)
 
     def as_dict(self) -> dict[str, Any]:
@@ -68,8 +79,8 @@ class Check:
 
 def check_promises(
     endpoint: Endpoint, prompt: Prompt, seed: int = 0, only: Sequence[str] | None = None, progress: Progress = silent
-) -> list[Check]:
-    """Returns the outcome of each promise, or of those named, in some fifty requests of at most 64 tokens.
+) -> Iterator[Check]:
+    """Yields the outcome of each promise, or of those named, in some fifty requests of at most 64 tokens.
 
     Args:
         endpoint: the server, greeted.
@@ -83,7 +94,6 @@ def check_promises(
         UsageError: if it no longer takes the key or the model.
     """
     asked = _Asked(endpoint, prompt if isinstance(prompt, str) else list(prompt), seed)
-    found = []
     for done, (promise, look) in enumerate(_PROMISES.items()):
         if only is not None and promise not in only:
             continue
@@ -92,8 +102,7 @@ def check_promises(
             outcome, told, witness = look(asked)
         except RefusedRequestError as error:
             outcome, told, witness = Outcome.REFUSED, error.told, {}
-        found.append(Check(promise, outcome, told, witness))
-    return found
+        yield Check(promise, outcome, told, witness)
 
 
 _Found = tuple[Outcome, str, dict[str, Any]]
@@ -158,8 +167,8 @@ def _prefixes(asked: _Asked) -> _Found:
         if not asked.greedy.text.startswith(answer.text.rstrip("\ufffd")):
             seen = {"max_tokens": limit, "text": answer.text, "longer": asked.greedy.text}
             again = asked.ask(LONG)
-            if again.text != asked.greedy.text:
-                return Outcome.UNKNOWN, "greedy text differs from one request to the next", seen
+            if again.text != asked.greedy.text or not asked.endpoint.logprobs:
+                return Outcome.UNKNOWN, "greedy text differs, perhaps by a near tie", seen
             return _near_tie(answer, asked.greedy) or (
                 Outcome.BROKEN,
                 f"greedy text of {limit} tokens is not the beginning of that of {LONG}",
@@ -180,7 +189,9 @@ def _near_tie(one: Answer, other: Answer) -> _Found | None:
 
 
 def _gap(top: dict[Key, float], key: Key) -> float:
-    """Returns how far a token is below the likeliest; if it is not listed, at least so far."""
+    """Returns how far a token is below the likeliest; if it is not listed, at least so far; 0 if none can tell."""
+    if not nameable(key):
+        return 0.0
     return max(top.values()) - top.get(key, min(top.values()))
 
 
@@ -207,6 +218,8 @@ def _stops(asked: _Asked) -> _Found:
         if asked.ask(LONG).text != text or whole is None:
             return Outcome.UNKNOWN, "greedy text differs from one request to the next", seen
         return _near_tie(answer, asked.greedy) or (Outcome.BROKEN, "the text does not end at the stop string", seen)
+    if answer.finish_reason is None:
+        return Outcome.UNKNOWN, "the server does not tell why a text ends", seen
     if answer.finish_reason != "stop":
         return Outcome.BROKEN, f"the stop string ends the text, but finish_reason is {answer.finish_reason!r}", seen
     for number, name in ((delivered, "delivers"), (answer.completion_tokens, "counts")):
@@ -223,6 +236,9 @@ def _seeds(asked: _Asked) -> _Found:
     others = [asked.ask(LONG, Sampler(), seed).text for seed in (1, 2)]
     seen = {"text": first.text, "again": again.text, "other seeds": others}
     if set(others) == {first.text}:
+        sure = [each.logprob for each in first.tokens if each.logprob is not None]
+        if len(sure) < len(first.tokens) or not sure or sum(sure) > CERTAIN:
+            return Outcome.UNKNOWN, "three seeds give one text, which may be all but certain", seen
         return Outcome.BROKEN, "three seeds give one text", seen
     if first.text != again.text:
         return Outcome.BROKEN, "one seed gives two texts", seen
@@ -320,22 +336,24 @@ def _penalty(name: str) -> Callable[[_Asked], _Found]:
         strength = PENALTY if name != "repetition_penalty" else 4.0
         answer = asked.loop(Sampler(temperature=0.0, **{name: strength}))  # type: ignore[arg-type]
         seen = {name: strength, "text": answer.text, "without it": plain.text}
-        if answer.keys == plain.keys and name != "presence_penalty":
-            return (
-                Outcome.BROKEN,
-                f"{name} {strength:g} changes nothing, though a token comes {max(counts.values())} times",
-                seen,
-            )
-        if name == "repetition_penalty" or not asked.endpoint.logprobs:
+        same = answer.keys == plain.keys
+        if name == "repetition_penalty":
+            if same:
+                what = f"{name} {strength:g} changes nothing, though a token comes {max(counts.values())} times"
+                return Outcome.BROKEN, what, seen
             return Outcome.KEPT, f"{name} {strength:g} changes the text", {}
+        if not asked.endpoint.logprobs or any(each.top is None for each in answer.tokens):
+            changes = "nothing" if same else "the text"
+            return Outcome.UNKNOWN, f"{name} {strength:g} changes {changes}; without logprobs no more is known", seen
         # Logprobs may be reported before penalties or after, and penalties may count the prompt or not.
         prompt = list(answer.prompt_ids or (() if isinstance(asked.laps, str) else asked.laps))
-        ways = [((), 0)] if _penalised(answer, plain) else [((), None), (prompt, WINDOW)]
+        ways = [((), 0)] if _penalised(answer, plain) else [((), None), (prompt, None), (prompt, WINDOW)]
         wrong = [_unpenalised(answer, name, strength, *way) for way in ways]
         if all(each is not None for each in wrong):
-            number = max(each for each in wrong if each is not None)
-            seen["token"] = number
-            return Outcome.BROKEN, f"token {number + 1} is not the likeliest with {name} {strength:g} applied", seen
+            place, best, gap = max((each for each in wrong if each is not None), key=lambda each: each[0])
+            seen |= {"prompt": asked.laps, "token": answer.tokens[place].key, "expected": best, "by, logits": gap}
+            what = f"token {place + 1} is not the likeliest with {name} {strength:g} applied, by {gap:.2g} logits"
+            return Outcome.BROKEN, what, seen
         return Outcome.KEPT, f"{name} {strength:g} decides every token of {len(answer.tokens)} as it should", {}
 
     return look
@@ -345,15 +363,17 @@ def _penalised(answer: Answer, plain: Answer) -> bool:
     """Returns whether the logprobs after the same tokens differ by a penalty: whether they are reported after it."""
     for one, other in zip(answer.tokens, plain.tokens, strict=False):
         mine, theirs = one.top or {}, other.top or {}
-        if any(abs(mine[key] - theirs[key]) > TIE for key in mine.keys() & theirs.keys()):
+        if any(abs(mine[key] - theirs[key]) > APART for key in mine.keys() & theirs.keys()):
             return True
         if one.key != other.key:
             break
     return False
 
 
-def _unpenalised(answer: Answer, name: str, strength: float, prompt: Sequence[int], window: int | None) -> int | None:
-    """Returns the first token that a penalty should have kept out, or None.
+def _unpenalised(
+    answer: Answer, name: str, strength: float, prompt: Sequence[int], window: int | None
+) -> tuple[int, Key, float] | None:
+    """Returns the place of the first token that a penalty should have kept out, what was due, and by how much; or None.
 
     Args:
         answer: greedy, with lists of the likeliest.
@@ -362,22 +382,21 @@ def _unpenalised(answer: Answer, name: str, strength: float, prompt: Sequence[in
         prompt: tokens that are counted too.
         window: how many of the last tokens are counted; None: all; 0: none, for logprobs that have it already.
     """
-    history: list[Any] = list(prompt)
+    history: list[Key] = list(prompt)
     for number, each in enumerate(answer.tokens):
-        counted = history if window is None else history[len(history) - window :] if window else []
+        counted = history if window is None else history[-window:] if window else []
         counts = Counter(counted)
-        top = each.top or {}
+        top = each.top if each.top and nameable(each.key) else {}
         scores = {
             key: value - strength * (counts[key] if name == "frequency_penalty" else min(counts[key], 1))
             for key, value in top.items()
         }
-        mine = scores.get(each.key)
-        if (
-            scores
-            and max(scores.values()) > min(top.values()) + TIE
-            and (mine is None or max(scores.values()) - mine > TIE)
-        ):
-            return number
+        if scores:
+            best = max(scores, key=lambda key: scores[key])
+            gap = scores[best] - scores.get(each.key, min(top.values()))
+            # A token that is not listed may come first once those that are have been penalised.
+            if scores[best] > min(top.values()) + TIE and gap > TIE:
+                return number, best, gap
         history.append(each.key)
     return None
 

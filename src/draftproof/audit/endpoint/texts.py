@@ -7,7 +7,7 @@ from contextlib import closing
 
 from draftproof.audit.endpoint.account import Account, Asked
 from draftproof.audit.endpoint.completions import Endpoint, in_order
-from draftproof.audit.endpoint.two_sample import two_sample_test
+from draftproof.audit.endpoint.two_sample import least_p_value, two_sample_test
 from draftproof.audit.report import Finding, Report
 
 APART = 1_000_003
@@ -41,7 +41,8 @@ def against_texts(
         answer = account.endpoint.complete(prompt, max_tokens, account.sampler, seed + i)
         plain = baseline.complete(prompt, max_tokens, account.sampler, seed + i + (0 if greedy else APART))
         account.count(answer)
-        return answer.text, plain.text, answer.completion_tokens or max(len(answer.text) // LETTERS, 1)
+        counted = answer.completion_tokens or max(len(answer.text) // LETTERS, 1)
+        return answer.text, plain.text, min(counted, max_tokens)
 
     samples: list[tuple[list[str], list[str]]] = [([], []) for _ in asked]
     # Greedy text is the same each time.
@@ -59,6 +60,10 @@ def against_texts(
     account.texts = done
     if greedy:
         return _greedy(account, asked, samples)
+    least = least_p_value(samples)
+    if least >= account.alpha:
+        what = f"{done} texts of each are too few: whatever they are, the p-value is at least {least:.2g}; raise tokens"
+        return account.report(Finding(what), failed=True)
     p_value, distance = two_sample_test(samples, account.alpha, seed)
     if p_value >= account.alpha:
         told = f"{done} texts of each are as far apart as two samples of one law (p-value {p_value:.3g})"

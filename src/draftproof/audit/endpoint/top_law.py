@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from draftproof.audit.edge import doubtful_edges
-from draftproof.audit.endpoint.answers import Key
+from draftproof.audit.endpoint.answers import Key, nameable
 from draftproof.sampling import Sampler
 
 MARGIN = 4.0
@@ -81,8 +81,10 @@ def top_law(top: dict[Key, float], sampler: Sampler, noise: float = 0.0) -> TopL
         allowed = None if open_ended else frozenset(keys[i] for i in possible.tolist())
     else:
         certain, possible, allowed = np.arange(len(keys)), np.arange(len(most)), None
+    # The likeliest is kept whatever is cut.
+    certain = np.array([i for i in certain.tolist() or [0] if nameable(keys[i])], dtype=int)
     if len(certain) == 0:
-        certain = np.arange(1)
+        return TopLaw([], np.zeros(0), np.zeros(0), allowed)
     others = np.setdiff1d(possible, certain)
     listed = float(np.exp(scores[others[others < len(keys)]]).sum())
     beyond = rest * math.exp(-own[0]) if sampler.temperature == 1.0 else hidden * math.exp(scores[-1])

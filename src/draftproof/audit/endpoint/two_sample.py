@@ -11,8 +11,14 @@ from jaxtyping import Float
 PREFIX = 48
 """How many characters are compared place by place."""
 
-ROUND = 2048
-"""Permutations at a time."""
+ROUND, MOST_ROUNDS = 2048, 100
+"""Permutations at a time, and how many times at most."""
+
+
+def least_p_value(samples: Sequence[tuple[Sequence[str], Sequence[str]]]) -> float:
+    """Returns the smallest p-value that so many texts can give, were they as far apart as can be."""
+    ways = sum(math.log(math.comb(len(mine) + len(theirs), len(mine))) for mine, theirs in samples)
+    return max(2.0 * math.exp(-ways), 1.0 / (ROUND * MOST_ROUNDS + 1.0))
 
 
 def two_sample_test(
@@ -30,7 +36,7 @@ def two_sample_test(
     """
     rng = np.random.default_rng(seed)
     kernels = [(_kernel([*mine, *theirs]), len(mine)) for mine, theirs in samples if mine and theirs]
-    rounds = max(1, math.ceil(20.0 / alpha / ROUND))
+    rounds = min(max(1, math.ceil(20.0 / alpha / ROUND)), MOST_ROUNDS)
     # Signs of a permutation: s K s is the discrepancy, up to a factor that permutations do not change.
     real = sum(_distance(kernel, _signs(len(kernel), count)[None])[0] for kernel, count in kernels)
     reached = 0
