@@ -213,6 +213,8 @@ def main() -> None:
         print_table(list(found[0]), found)
         return
     torch.set_num_threads(1)  # on models this small a second thread only waits
+    # Rows of other engines that are there already stay; each engine's command has its own `--only`.
+    command = f"python -m benchmarks.audit_engines --only ENGINE --tokens {arguments.tokens}"
     rows: list[dict[str, Any]] = []
     kept = read_csv(arguments.out)[1] if arguments.out.exists() else []
     for suspect in suspects(*pair()):
@@ -259,7 +261,7 @@ def main() -> None:
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         made = {(row["engine"], row["law"]) for row in rows}
         others = [row for row in kept if (row["engine"], row["law"]) not in made]
-        write_csv(arguments.out, others + rows, "python -m benchmarks.audit_engines")
+        write_csv(arguments.out, others + rows, command)
     shown = [name for name in rows[0] if name not in ("witness", "found")]
     print_table(shown, [{name: row[name] for name in shown} for row in rows])
 
