@@ -24,7 +24,8 @@ def test_assisted_generation_is_run_and_judged(sampler: dp.Sampler, options: dic
         engine, target=TARGET, drafter=DRAFT, sampler=sampler, prompts=PROMPTS, tokens=60, max_tokens=20
     )
     assert report.verdict is Verdict.NO_EVIDENCE, report
-    assert report.numbers["tokens"] == 60
+    # Greedy text is the same each time, so that each prompt is asked once.
+    assert report.numbers["tokens"] == (len(PROMPTS) * 20 if sampler.greedy else 60)
     assert report.subject == "transformers generate"
 
 

@@ -103,7 +103,7 @@ def check_engine(
         sampler: the law that is claimed; None: the engine's, else temperature 1.
         prompts: what to generate from, in turn and again.
         max_tokens: most tokens of one text.
-        tokens: how many to look at, at most.
+        tokens: how many to look at, at most; greedy text, the same each time, is looked at once for each prompt.
         alpha: P("not exact") for an exact engine.
         noise: standard deviation of log p between the engine's own arithmetic and the reference's: 0 if they are the
             same to rounding, about 0.02 for bfloat16; None: 0 for a toy target, 0.02 for others. Tokens that it may
