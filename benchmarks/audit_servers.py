@@ -42,6 +42,10 @@ SINGLE_NOISE = 0.005
 LONG = 64
 """Tokens of a text."""
 
+COMMAND = (
+    "python -m benchmarks.audit_servers --llama-server PATH --draft-gguf FILE, or --vllm PYTHON --model DIR --draft DIR"
+)
+
 PROMISES, BESIDE = "promises", 200
 """What is looked at with the same server without speculation beside, and at so many tokens."""
 
@@ -192,7 +196,7 @@ def main() -> None:
     parser.add_argument("--vllm", metavar="PYTHON", help="of an environment with vLLM")
     parser.add_argument("--model", help="the target's directory, for vLLM")
     parser.add_argument("--draft", help="a draft model's directory, for vLLM")
-    parser.add_argument("--laws", nargs="*", choices=[*LAWS], default=[*LAWS])
+    parser.add_argument("--laws", nargs="*", choices=[*LAWS, PROMISES], default=[*LAWS, PROMISES])
     parser.add_argument("--only", default="", help="servers whose name begins so")
     parser.add_argument("--tokens", type=int, default=3000)
     parser.add_argument("--out", type=Path, default=RESULTS / "audit_servers.csv")
@@ -206,14 +210,15 @@ def main() -> None:
         kinds.append(vllm(options.vllm, options.model, options.draft))
     if not kinds:
         parser.error("name a server: --llama-server or --vllm")
-    rows = []
+    rows: list[dict[str, Any]] = []
+    kept = read_csv(options.out)[1] if options.out.exists() else []
     for (plain, *suspects), spec, version in kinds:
         # With the kernels that the server uses, where there is a choice.
         target = dp.load(spec, **({"batch_invariant": False} if spec.startswith("llamacpp:") else {}))
         for suspect in suspects:
             if not suspect.name.startswith(options.only):
                 continue
-            for law in [*options.laws, PROMISES]:
+            for law in options.laws:
                 # Each law has a server of its own: one that died of a law must not spoil the next.
                 with ExitStack() as stack:
                     url = stack.enter_context(started(suspect, options.out.with_suffix(".log")))
@@ -228,11 +233,11 @@ def main() -> None:
                     report = check_endpoint(url, prompts=PROMPTS, timeout=300.0, **how)
                 rows.append(row(suspect, version, law, report))
                 print(f"{suspect.name}, {law}: {report.verdict.value}; {report.summary}", file=sys.stderr)
-    command = "python -m benchmarks.audit_servers " + ("--llama-server PATH " if options.llama_server else "")
-    command += "--vllm PYTHON --model DIR --draft DIR" if options.vllm else ""
-    kept = read_csv(options.out)[1] if options.out.exists() else []
-    made = {(each["server"], each["law"]) for each in rows}
-    write_csv(options.out, [each for each in kept if (each["server"], each["law"]) not in made] + rows, command)
+                # At once: hours may pass between one server and the next.
+                made = {(each["server"], each["law"]) for each in rows}
+                write_csv(
+                    options.out, [each for each in kept if (each["server"], each["law"]) not in made] + rows, COMMAND
+                )
     shown = [
         {name: each[name] for name in ("server", "law", "verdict", "tokens", "e_value", "summary")} for each in rows
     ]
