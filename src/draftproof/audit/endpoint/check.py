@@ -117,9 +117,7 @@ def check_endpoint(
     if isinstance(prompts, str) or not len(prompts):
         raise UsageError("prompts must be a list with at least one prompt")
     sampler = sampler or Sampler()
-    sampler = sampler or Sampler()
-    named = {name: getattr(sampler, name) for name in TOLD_BY_LISTS}
-    if target is None and vars(replace(sampler, **vars(Sampler(**named)))) != vars(sampler):
+    if target is None and sampler != Sampler(**{name: getattr(sampler, name) for name in TOLD_BY_LISTS}):
         raise UsageError(
             "penalties, bias and bans need target, a copy of the model: lists of the likeliest tell too little"
         )
@@ -148,10 +146,10 @@ def check_endpoint(
                 )
             asked = [_asked(prompt, local, endpoint) for prompt in prompts]
             if local is None and baseline is None and not endpoint.logprobs:
-                what = (
+                raise UsageError(
                     "the server gives no logprobs; give target, a copy of the model, or baseline_url, the same server "
+                    "without speculation"
                 )
-                raise UsageError(what + "without speculation")
         except EndpointError as error:
             report = account.report(Finding(str(error)), failed=True)
         else:
