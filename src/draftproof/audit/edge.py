@@ -7,6 +7,9 @@ from jaxtyping import Float, Int
 
 from draftproof.sampling import Sampler
 
+MARGIN = 4.0
+"""How many standard deviations of noise may exchange two tokens at the edge of a nucleus."""
+
 
 def doubtful_edges(
     scores: Float[np.ndarray, "vocab"], sampler: Sampler, margin: float, edge: float

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from draftproof.audit.conventions import resolve, said
-from draftproof.audit.edge import doubtful_edges
+from draftproof.audit.edge import MARGIN, doubtful_edges
 from draftproof.audit.laws import Place
 from draftproof.audit.ledger import Ledger, number
 from draftproof.audit.martingale import Evidence
@@ -51,9 +51,6 @@ UNLIKELY = -20.0
 
 NAMING = 1000
 """Tokens that it takes to name most bugs; the verdict comes sooner."""
-
-MARGIN = 4.0
-"""How many standard deviations of noise may exchange two tokens at the edge of a nucleus."""
 
 
 @dataclass(frozen=True, eq=False)

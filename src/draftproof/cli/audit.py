@@ -47,6 +47,18 @@ PROMPTS = (
 )
 """What engines are asked to go on from if the user has no prompts."""
 
+Temperature = Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=LAW)]
+TopK = Annotated[int, typer.Option(help="0 keeps all.", rich_help_panel=LAW)]
+TopP = Annotated[float, typer.Option(help="1 keeps all.", rich_help_panel=LAW)]
+MinP = Annotated[float, typer.Option(help="0 keeps all.", rich_help_panel=LAW)]
+MostTokens = Annotated[int, typer.Option(help="How many to look at, at most.", rich_help_panel=EVIDENCE)]
+TextTokens = Annotated[int, typer.Option(help="Most tokens of one text.", rich_help_panel=EVIDENCE)]
+Alpha = Annotated[float, typer.Option(help="Chance of a false alarm.", rich_help_panel=EVIDENCE)]
+FirstSeed = Annotated[int, typer.Option(help="Of the first text.", rich_help_panel=EVIDENCE)]
+PromptsFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="A prompt a line; default: a few short ones.", rich_help_panel=EVIDENCE),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT)]
 AsPage = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with plots.", rich_help_panel=OUTPUT)
@@ -123,18 +135,15 @@ def engine(
     dtype: Annotated[
         str | None, typer.Option(help="Of a transformers model's weights.", rich_help_panel=ENGINE)
     ] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=LAW)] = 1.0,
-    top_k: Annotated[int, typer.Option(help="0 keeps all.", rich_help_panel=LAW)] = 0,
-    top_p: Annotated[float, typer.Option(help="1 keeps all.", rich_help_panel=LAW)] = 1.0,
-    min_p: Annotated[float, typer.Option(help="0 keeps all.", rich_help_panel=LAW)] = 0.0,
+    temperature: Temperature = 1.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
     repetition_penalty: Annotated[float, typer.Option(help="1 is none.", rich_help_panel=LAW)] = 1.0,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A prompt a line; default: a few short ones.", rich_help_panel=EVIDENCE),
-    ] = None,
-    tokens: Annotated[int, typer.Option(help="How many to look at, at most.", rich_help_panel=EVIDENCE)] = 5_000,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of one text.", rich_help_panel=EVIDENCE)] = 64,
-    alpha: Annotated[float, typer.Option(help="Chance of a false alarm.", rich_help_panel=EVIDENCE)] = 1e-3,
+    prompts: PromptsFile = None,
+    tokens: MostTokens = 5_000,
+    max_tokens: TextTokens = 64,
+    alpha: Alpha = 1e-3,
     noise: Annotated[
         float | None,
         typer.Option(
@@ -145,7 +154,7 @@ def engine(
     naming: Annotated[
         int, typer.Option(help="Tokens more, at most, to name the bug that was found.", rich_help_panel=EVIDENCE)
     ] = 1_000,
-    seed: Annotated[int, typer.Option(help="Of the first text.", rich_help_panel=EVIDENCE)] = 0,
+    seed: FirstSeed = 0,
     as_json: AsJson = False,
     html: AsPage = None,
 ) -> None:
@@ -289,16 +298,13 @@ def endpoint(
         int, typer.Option(help="How often a request without an answer is sent again.", rich_help_panel=SERVER)
     ] = 2,
     concurrency: Annotated[int, typer.Option(help="Requests under way at a time.", rich_help_panel=SERVER)] = 4,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=LAW)] = 1.0,
-    top_k: Annotated[int, typer.Option(help="0 keeps all.", rich_help_panel=LAW)] = 0,
-    top_p: Annotated[float, typer.Option(help="1 keeps all.", rich_help_panel=LAW)] = 1.0,
-    min_p: Annotated[float, typer.Option(help="0 keeps all.", rich_help_panel=LAW)] = 0.0,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A prompt a line; default: a few short ones.", rich_help_panel=EVIDENCE),
-    ] = None,
-    tokens: Annotated[int, typer.Option(help="How many to look at, at most.", rich_help_panel=EVIDENCE)] = 5_000,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of one text.", rich_help_panel=EVIDENCE)] = 64,
+    temperature: Temperature = 1.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    prompts: PromptsFile = None,
+    tokens: MostTokens = 5_000,
+    max_tokens: TextTokens = 64,
     logprobs: Annotated[
         int, typer.Option(help="Likeliest tokens to ask for at each place.", rich_help_panel=EVIDENCE)
     ] = 20,
@@ -306,7 +312,7 @@ def endpoint(
         bool,
         typer.Option(help="Also look at counts, stops, seeds, logprobs and parameters.", rich_help_panel=EVIDENCE),
     ] = True,
-    alpha: Annotated[float, typer.Option(help="Chance of a false alarm.", rich_help_panel=EVIDENCE)] = 1e-3,
+    alpha: Alpha = 1e-3,
     noise: Annotated[
         float | None,
         typer.Option(
@@ -314,7 +320,7 @@ def endpoint(
             rich_help_panel=EVIDENCE,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the first text.", rich_help_panel=EVIDENCE)] = 0,
+    seed: FirstSeed = 0,
     as_json: AsJson = False,
     html: AsPage = None,
 ) -> None:

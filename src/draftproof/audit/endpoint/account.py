@@ -46,7 +46,7 @@ class Account:
     alpha: float
     progress: Told
     layer: str = "what the server answers"
-    ledger: Ledger = field(default_factory=lambda: Ledger(1.0, Evidence()))
+    ledger: Ledger = field(init=False)
     checks: list[Check] = field(default_factory=list)
     texts: int = 0
     looked: int = 0
@@ -59,6 +59,9 @@ class Account:
     misreported: int = 0
     furthest: float = 0.0
     drafter_failed: str | None = None
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.alpha, Evidence())
 
     def count(self, answer: Answer) -> None:
         """Notes an answer."""

@@ -51,7 +51,6 @@ class Answer:
         ids: the ids of the completion, if the server tells.
         prompt_ids: of the prompt, if the server tells.
         finish_reason: "stop", "length" or what the server says.
-        prompt_tokens: as usage has it.
         completion_tokens: as usage has it.
         drafted: draft tokens that were tried, if the server tells.
         accepted: draft tokens that were kept, if the server tells.
@@ -62,7 +61,6 @@ class Answer:
     ids: tuple[int, ...] | None = None
     prompt_ids: tuple[int, ...] | None = None
     finish_reason: str | None = None
-    prompt_tokens: int | None = None
     completion_tokens: int | None = None
     drafted: int | None = None
     accepted: int | None = None
@@ -99,7 +97,6 @@ def parsed(found: dict[str, Any], count: int, named: str = "the server") -> Answ
         ids,
         _ids(choice.get("prompt_token_ids")) or _ids(found.get("prompt_token_ids")),
         choice.get("finish_reason") if isinstance(choice.get("finish_reason"), str) else None,
-        _count(usage.get("prompt_tokens")),
         _count(usage.get("completion_tokens")),
         _count(timings.get("draft_n")),
         _count(timings.get("draft_n_accepted")),

@@ -18,8 +18,6 @@ from draftproof.audit.endpoint.lists import against_lists
 from draftproof.audit.endpoint.promises import Outcome, check_promises
 from draftproof.audit.endpoint.texts import against_texts
 from draftproof.audit.engine import check_engine
-from draftproof.audit.ledger import Ledger
-from draftproof.audit.martingale import Evidence
 from draftproof.audit.report import Finding, Progress, Report, Verdict, silent
 from draftproof.draft.base import Drafter
 from draftproof.draft.load import check_drafter, load_drafter
@@ -135,7 +133,6 @@ def check_endpoint(
             )
             stack.enter_context(closing(baseline))
         account = Account(endpoint, sampler, alpha, _part(progress, PROMISES_SHARE, 1.0))
-        account.ledger = Ledger(alpha, Evidence())
         try:
             for each in [endpoint] if baseline is None else [endpoint, baseline]:
                 each.greet(logprobs)

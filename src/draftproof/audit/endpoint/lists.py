@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from draftproof.audit.edge import MARGIN
 from draftproof.audit.endpoint.account import Account, Asked
 from draftproof.audit.endpoint.answers import ID_PREFIX, Answer, Emitted, Key, nameable
 from draftproof.audit.endpoint.completions import Endpoint, in_order
-from draftproof.audit.endpoint.top_law import MARGIN, TopLaw, top_law
+from draftproof.audit.endpoint.top_law import TopLaw, top_law
 from draftproof.audit.engine import NOISE, UNLIKELY
 from draftproof.audit.laws import Law, Place
 from draftproof.audit.ledger import Ledger, number

@@ -8,12 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from draftproof.audit.edge import doubtful_edges
+from draftproof.audit.edge import MARGIN, doubtful_edges
 from draftproof.audit.endpoint.answers import Key, nameable
 from draftproof.sampling import Sampler
-
-MARGIN = 4.0
-"""How many standard deviations of noise may exchange two tokens at the edge of a nucleus."""
 
 MOST_HIDDEN = 100_000
 """Tokens that the rest is spread over, at most."""
