@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 import draftproof as dp
 from benchmarks.record import print_table, write_csv
 from draftproof.audit import Verdict, check_engine
-from draftproof.audit.engine import NAMING
+from draftproof.audit.engine import NAMING, Generate
 from draftproof.audit.faulty import FAULTY_DRAFTERS, FaultyRule, toy_pairs
 from draftproof.audit.zoo import BUGS
+from draftproof.truncation import own_law
+from draftproof.types import Tokens, as_tokens
 
 RESULTS = Path(__file__).parent / "results"
 PROMPTS = [[1], [2, 3], [4, 5, 6]]
@@ -124,29 +127,75 @@ def find_bugs(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def exact_engines(target: dp.Model, draft: dp.Model) -> Iterator[tuple[str, dp.Engine]]:
-    """Yields engines that are lossless, by rule and drafter."""
+def tree_engine(target: dp.ToyModel, draft: dp.ToyModel, rule: str, replacement: bool) -> Generate:
+    """Returns a loop around `verify_tree`: two drafts for each of two places, drawn from a draft model."""
+
+    def generate(prompt: Tokens, most: int, seed: int) -> list[int]:
+        random = np.random.default_rng(seed)
+        text: list[int] = prompt.tolist()
+        while len(text) < len(prompt) + most:
+            ids: list[int] = []
+            laws: list[Float[np.ndarray, "vocab"]] = []
+            parents = [-1, -1, 0, 0, 1, 1]
+            paths: list[list[int]] = [[]]
+            for node, parent in enumerate(parents):
+                q = own_law(draft.table(as_tokens([*text, *paths[parent + 1]])))
+                left = q.copy()
+                if node % 2 and not replacement:
+                    left[ids[-1]] = 0.0
+                ids.append(int(random.choice(len(q), p=left / left.sum())))
+                laws.append(q)
+                paths.append([*paths[parent + 1], ids[-1]])
+            rows = np.array([own_law(target.table(as_tokens([*text, *path]))) for path in paths])
+            verdict = dp.verify_tree(
+                rows, ids, parents, np.array(laws), seed=seed, position=len(text), replacement=replacement, rule=rule
+            )
+            text += [*(ids[node] for node in verdict.path), verdict.token]
+        return text[len(prompt) : len(prompt) + most]
+
+    return generate
+
+
+def exact_engines(target: dp.ToyModel, draft: dp.ToyModel) -> dict[str, tuple[dp.Engine | Generate, Any]]:
+    """Returns engines that are lossless, by rule and drafter, and what to tell the auditor of their drafter."""
+    model, sampler = dp.ModelDrafter(draft), dp.Sampler(temperature=0.8, top_p=0.9)
+    found: dict[str, tuple[dp.Engine | Generate, Any]] = {}
     for rule in ("token", "block", "coupled", "match"):
-        yield f"{rule}, draft model", dp.Engine(target, dp.ModelDrafter(draft), rule, None, LENGTH)
+        found[f"{rule}, draft model"] = dp.Engine(target, model, rule, None, LENGTH), model
     for drafter in ("suffix", "ngram"):
-        yield f"coupled, {drafter}", dp.Engine(target, drafter, "coupled", None, LENGTH)
-        yield f"token, {drafter}", dp.Engine(target, drafter, "token", dp.Sampler(temperature=0.8, top_p=0.9), LENGTH)
+        found[f"coupled, {drafter}"] = dp.Engine(target, drafter, "coupled", None, LENGTH), drafter
+        found[f"token, {drafter}, T=0.8, top-p 0.9"] = dp.Engine(target, drafter, "token", sampler, LENGTH), drafter
+    found["block, draft model, T=0.8, top-p 0.9"] = dp.Engine(target, model, "block", sampler, LENGTH), model
+    found["no drafter"] = dp.Engine(target, "none", "token", None, LENGTH), model
+    for rule in ("traversal", "recursive", "kseq", "match"):
+        without = rule in ("traversal", "recursive")
+        found[f"{rule}, trees of a draft model"] = tree_engine(target, draft, rule, not without), model
+    return found
 
 
 def find_alarms(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns a row for each exact engine: alarms of audits that may stop at every token."""
     rows: list[dict[str, Any]] = []
     pairs = toy_pairs()
-    names = [name for name, _ in exact_engines(*pairs["TV 0.2"])]
+    names = list(exact_engines(*pairs["TV 0.2"]))
     runs = -(-arguments.runs // len(names))
     for place, name in enumerate(names):
         alarms, peaks = 0, []
         for run in range(runs):
             target, draft = pairs[list(pairs)[run % len(pairs)]]
-            engine = dict(exact_engines(target, draft))[name]
+            engine, drafter = exact_engines(target, draft)[name]
             report = check_engine(
-                engine, prompts=PROMPTS, tokens=arguments.tokens, alpha=0.01, seed=10_000 * (place * runs + run)
+                engine,
+                target=target,
+                drafter=drafter,
+                prompts=PROMPTS,
+                tokens=arguments.tokens,
+                alpha=0.01,
+                seed=10_000 * (place * runs + run),
+                naming=0,
             )
+            if report.verdict not in (Verdict.NOT_EXACT, Verdict.NO_EVIDENCE):
+                raise SystemExit(f"{name}: {report.verdict.value}, {report.summary}")
             alarms += report.verdict is Verdict.NOT_EXACT
             peaks.append(report.numbers["largest_e_value"])
         rows.append({"engine": name, "audits": runs, "alarms": alarms, "largest_e_value": round(max(peaks), 2)})

@@ -66,7 +66,7 @@ def bfloat16() -> Made:
         model,
         lambda sampler: dp.Engine(model, "ngram", "token", sampler, LENGTH),
         [[1, 2, 3, 4, 1, 2, 3], [11, 12, 13, 11, 12]],
-        3,
+        5,
     )
 
 
@@ -78,7 +78,7 @@ def four_bits() -> Made:
         model,
         lambda sampler: dp.Engine(model, "ngram", "token", sampler, LENGTH),
         [model.tokenizer.encode(prompt) for prompt in PROMPTS],
-        1,
+        5,
     )
 
 
@@ -124,7 +124,7 @@ def audits(name: str, tokens: int) -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Audits, prints the table and writes the CSV."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=5000)
+    parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--only", nargs="*", choices=[*MADE], default=[*MADE])
     parser.add_argument("--out", type=Path, default=RESULTS / "audit_noise.csv")
     arguments = parser.parse_args()
@@ -133,7 +133,7 @@ def main() -> None:
         for row in audits(name, arguments.tokens):
             rows.append(row)
             print(row, file=sys.stderr, flush=True)
-    write_csv(arguments.out, rows, f"python -m benchmarks.bench_audit_noise --tokens {arguments.tokens}")
+            write_csv(arguments.out, rows, f"python -m benchmarks.bench_audit_noise --tokens {arguments.tokens}")
     print_table(list(rows[0]), rows)
 
 
