@@ -7,6 +7,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import index
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -30,72 +31,68 @@ class Convention:
     """A way to call a verification function.
 
     Attributes:
-        call: (function, p, x, q, u) -> (num_accepted, tokens); arrays have a batch axis if `batched`, u may be None.
+        convert: (p, x, q, u) of a batch -> its arguments, copies with a batch axis; u, and the last, may be None.
+        call: (function, arguments of a batch, or of one request if not `batched`) -> (num_accepted, tokens).
         batched: whether it takes a batch; None: to be tried.
         injectable: whether it can be given its uniforms.
         about: the signature, for people.
     """
 
-    call: Callable[[Function, Numbers, Int[np.ndarray, "..."], Numbers, Numbers | None], tuple[Any, Any]]
+    convert: Callable[[Numbers, Int[np.ndarray, "..."], Numbers, Numbers | None], tuple[Any, ...]]
+    call: Callable[..., tuple[Any, Any]]
     batched: bool | None
     injectable: bool
     about: str
 
 
-def _probs(function: Function, p: Numbers, x: Int[np.ndarray, "..."], q: Numbers, u: Numbers | None) -> tuple[Any, Any]:
+def _copies(p: Numbers, x: Int[np.ndarray, "..."], q: Numbers, u: Numbers | None) -> tuple[Any, ...]:
+    return p.copy(), x.copy(), q.copy(), None if u is None else u.copy()
+
+
+def _logs(p: Numbers, x: Int[np.ndarray, "..."], q: Numbers, u: Numbers | None) -> tuple[Any, ...]:
+    return _log(p), x.copy(), _log(q), None if u is None else u.copy()
+
+
+def _tensors(p: Numbers, x: Int[np.ndarray, "..."], q: Numbers, u: Numbers | None) -> tuple[Any, ...]:
+    # Uniforms stay below 1 in single precision too: 1 is no value of a generator.
+    return _tensor(p), _tensor(x), _tensor(q), None if u is None else _tensor(np.minimum(u, 1.0 - 2.0**-24))
+
+
+def _canonical(function: Function, p: Any, x: Any, q: Any, u: Any) -> tuple[Any, Any]:
     return _pair(function(p, x, q) if u is None else function(p, x, q, u))
 
 
-def _logits(
-    function: Function, p: Numbers, x: Int[np.ndarray, "..."], q: Numbers, u: Numbers | None
-) -> tuple[Any, Any]:
-    return _probs(function, _log(p), x, _log(q), u)
+def _candidates(p: Numbers, x: Int[np.ndarray, "..."], q: Numbers, u: Numbers | None) -> tuple[Any, ...]:
+    prompt = np.zeros((*x.shape[:-1], 1), dtype=x.dtype)  # a candidate is the prompt's last token and the draft
+    return _tensor(np.concatenate([prompt, x], axis=-1)), _tensor(_log(q)), _tensor(_log(p)), None
 
 
-def _torch(function: Function, p: Numbers, x: Int[np.ndarray, "..."], q: Numbers, u: Numbers | None) -> tuple[Any, Any]:
-    # Uniforms stay below 1 in single precision too: 1 is no value of a generator.
-    coins = None if u is None else _tensor(np.minimum(u, 1.0 - 2.0**-24))
-    tensors = _tensor(p), _tensor(x), _tensor(q)
-    return _pair(function(*tensors) if coins is None else function(*tensors, coins))
-
-
-def _transformers(
-    function: Function, p: Numbers, x: Int[np.ndarray, "..."], q: Numbers, u: Numbers | None
-) -> tuple[Any, Any]:
-    prompt = 0  # the candidate is the prompt's last token and the draft
-    candidate = _tensor(np.concatenate([[prompt], x])[None])
-    # Earlier versions want to be told whether the candidate ends the text.
-    done = {"is_done_candidate": False} if "is_done_candidate" in inspect.signature(function).parameters else {}
-    valid, matches = function(candidate, _tensor(_log(q))[None], len(x), _tensor(_log(p))[None], **done)
+def _transformers(function: Function, candidate: Any, q: Any, p: Any, _: None) -> tuple[Any, Any]:
+    valid, matches = function(candidate[None], q[None], q.shape[0], p[None])
     return matches, valid[0]
 
 
-def _flashinfer(
-    function: Function, p: Numbers, x: Int[np.ndarray, "..."], q: Numbers, u: Numbers | None
-) -> tuple[Any, Any]:
-    coins = [] if u is None else [_tensor(np.minimum(u, 1.0 - 2.0**-24))]
-    tokens = function(_tensor(q), _tensor(x).int(), *coins, _tensor(p))[0]
+def _flashinfer(function: Function, p: Any, x: Any, q: Any, u: Any) -> tuple[Any, Any]:
+    tokens = function(q, x.int(), *([] if u is None else [u]), p)[0]
     return _emitted(tokens), tokens
 
 
-def _vllm(function: Function, p: Numbers, x: Int[np.ndarray, "..."], q: Numbers, u: Numbers | None) -> tuple[Any, Any]:
+def _vllm(function: Function, p: Any, x: Any, q: Any, _: Any) -> tuple[Any, Any]:
     import torch
 
     batch, k, vocab = q.shape
     counts = [k] * batch
     total = torch.cumsum(torch.tensor(counts), 0).int()
-    bonus = torch.multinomial(_tensor(p[:, -1]), 1).int()
-    rows = _tensor(p[:, :-1].reshape(batch * k, vocab))
-    sampling = _Sampling(torch.ones(batch))
+    bonus = torch.multinomial(p[:, -1], 1).int()
     tokens = function(
-        _tensor(x.reshape(-1)).int(),
+        x.reshape(-1).int(),
         counts,
         k,
         total,
-        _tensor(q.reshape(batch * k, vocab)),
-        rows.log(),
+        q.reshape(batch * k, vocab),
+        p[:, :-1].reshape(batch * k, vocab).log(),
         bonus,
-        sampling,
+        _Sampling(torch.ones(batch)),
     )
     return _emitted(tokens), tokens
 
@@ -117,13 +114,22 @@ class _Sampling:
 
 CONVENTIONS: dict[str, Convention] = {
     "probs": Convention(
-        _probs, None, True, "f(target_probs, draft_tokens, draft_probs, uniforms) -> (num_accepted, tokens)"
+        _copies,
+        _canonical,
+        None,
+        True,
+        "f(target_probs, draft_tokens, draft_probs, uniforms) -> (num_accepted, tokens)",
     ),
     "logits": Convention(
-        _logits, None, True, "f(target_logits, draft_tokens, draft_logits, uniforms) -> (num_accepted, tokens)"
+        _logs,
+        _canonical,
+        None,
+        True,
+        "f(target_logits, draft_tokens, draft_logits, uniforms) -> (num_accepted, tokens)",
     ),
-    "torch": Convention(_torch, None, True, "as probs, with float32 tensors"),
+    "torch": Convention(_tensors, _canonical, None, True, "as probs, with float32 tensors"),
     "transformers": Convention(
+        _candidates,
         _transformers,
         False,
         False,
@@ -131,12 +137,14 @@ CONVENTIONS: dict[str, Convention] = {
         "-> (valid_tokens, n_matches)",
     ),
     "flashinfer": Convention(
+        _tensors,
         _flashinfer,
         True,
         True,
         "f(draft_probs, draft_token_ids, [uniforms,] target_probs) -> (output_token_ids, accepted, emitted)",
     ),
     "vllm": Convention(
+        _tensors,
         _vllm,
         True,
         False,
@@ -168,7 +176,7 @@ class Suspect:
             raise choice_error("convention", convention, list(CONVENTIONS))
         if not callable(function):
             raise UsageError(f"function {function!r} cannot be called; give a verification function")
-        self.function = _by_place(function)
+        self.function = _as_called(function)
         self.convention = CONVENTIONS[convention]
         self.name = getattr(function, "__qualname__", type(function).__name__)
         self.hidden = hidden if hidden is not None else not self.convention.injectable or _takes(self.function) < 4
@@ -191,8 +199,9 @@ class Suspect:
             UsageError: if the function raises at its first call.
             MalformedAnswer: if it raises later, or returns what is no answer.
         """
+        arguments = self.convention.convert(p, x, q, u)
         if self.batched:
-            counts, tokens = self._call(p, x, q, u)
+            counts, tokens = self._call(arguments, x)
             try:
                 rows = list(zip(_host(counts).reshape(-1).tolist(), _rows(tokens), strict=True))
             except (TypeError, ValueError) as error:
@@ -202,7 +211,7 @@ class Suspect:
             return [self._text(n, tokens, x[i], p.shape[-1]) for i, (n, tokens) in enumerate(rows)]
         texts = []
         for i in range(len(x)):
-            count, tokens = self._call(p[i], x[i], q[i], None if u is None else u[i])
+            count, tokens = self._call([None if each is None else each[i] for each in arguments], x[i])
             number = _host(count).reshape(-1).tolist()
             texts.append(
                 self._text(
@@ -211,9 +220,9 @@ class Suspect:
             )
         return texts
 
-    def _call(self, p: Numbers, x: Int[np.ndarray, "..."], q: Numbers, u: Numbers | None) -> tuple[Any, Any]:
+    def _call(self, arguments: Sequence[Any], x: Int[np.ndarray, "..."]) -> tuple[Any, Any]:
         try:
-            return self.convention.call(self.function, p.copy(), x.copy(), q.copy(), None if u is None else u.copy())
+            return self.convention.call(self.function, *arguments)
         except (UsageError, MissingDependencyError):
             raise
         except (Exception, SystemExit) as error:
@@ -251,7 +260,8 @@ class Suspect:
         p = np.full((2, 3, 4), 0.25)
         u = None if self.hidden else np.full((2, 3), 0.5)
         try:
-            counts, tokens = self.convention.call(self.function, p, np.array([[0, 1], [1, 2]]), p[:, :2].copy(), u)
+            arguments = self.convention.convert(p, np.array([[0, 1], [1, 2]]), p[:, :2], u)
+            counts, tokens = self.convention.call(self.function, *arguments)
             return len(_host(counts).reshape(-1)) == 2 and len(_rows(tokens)) == 2
         except (Exception, SystemExit):
             return False
@@ -282,15 +292,20 @@ def resolve(spec: str) -> Function:
     return result
 
 
-def _by_place(function: Function) -> Function:
-    """Returns a function whose uniforms come fourth, if it takes them by name only."""
+def _as_called(function: Function) -> Function:
+    """Returns a function whose uniforms come fourth, if it takes them by name only, and which needs no more.
+
+    Earlier versions of transformers' want to be told whether the candidate ends the text.
+    """
     try:
-        uniforms = inspect.signature(function).parameters.get("uniforms")
+        parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return function
-    if uniforms is None or uniforms.kind is not uniforms.KEYWORD_ONLY:
-        return function
-    return lambda p, x, q, u: function(p, x, q, uniforms=u)
+    if "is_done_candidate" in parameters:
+        return partial(function, is_done_candidate=False)
+    if "uniforms" in parameters and parameters["uniforms"].kind is inspect.Parameter.KEYWORD_ONLY:
+        return lambda p, x, q, u: function(p, x, q, uniforms=u)
+    return function
 
 
 def _takes(function: Function) -> int:
