@@ -77,7 +77,9 @@ class Server:
 
 def llama(path: str, gguf: str, draft: str | None) -> tuple[list[Server], str, str]:
     """Returns llama.cpp's server without and with speculation, the model's spec, and the version."""
-    plain = [path, "-m", gguf, "--alias", NAME, "-c", "2048", "-np", "1", "-t", "2", "--no-webui", "--port"]
+    # As many threads as there are cores: more would wait for each other.
+    sizes = ["-c", "2048", "-np", "1", "-t", str(len(os.sched_getaffinity(0)))]
+    plain = [path, "-m", gguf, "--alias", NAME, *sizes, "--no-webui", "--port"]
     lookup = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "2", "--spec-ngram-simple-size-m", "4"]
     found = [
         Server("llama.cpp", plain),

@@ -39,6 +39,20 @@ def test_noise_within_the_margin_stays_between_them(sampler: Sampler) -> None:
     assert moved > 100
 
 
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
+def test_ids_that_are_left_out_before_sorting_change_nothing(sampler: Sampler) -> None:
+    rng = np.random.default_rng(3)
+    for width in (30, 3000):
+        row = rng.normal(scale=3.0, size=width)
+        few = doubtful_edges(row, sampler, 0.08, 0.02)
+        # All of them stay where the bound is far away.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("draftproof.audit.edge._least", lambda *_: -np.inf)
+            every = doubtful_edges(row, sampler, 0.08, 0.02)
+        for one, other in zip(few, every, strict=True):
+            assert one.tolist() == other.tolist()
+
+
 def test_masked_ids_are_never_possible() -> None:
     certain, possible = doubtful_edges(np.array([1.0, -np.inf, 0.0]), Sampler(top_p=0.9), 0.1, 0.01)
     assert 1 not in possible

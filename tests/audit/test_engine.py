@@ -11,6 +11,7 @@ import pytest
 import draftproof as dp
 from draftproof.audit import Report, Verdict, check_engine
 from draftproof.audit.faulty import FAULTY_DRAFTERS, FaultyRule
+from draftproof.audit.martingale import EDGE
 from draftproof.audit.zoo import BUGS
 from draftproof.errors import UsageError
 from draftproof.types import Tokens
@@ -150,6 +151,37 @@ def test_noise_of_the_tolerated_size_raises_no_alarm() -> None:
     strict = check_engine(engine, target=FLAT, prompts=PROMPTS, tokens=2000)
     assert strict.verdict is Verdict.NOT_EXACT
     assert "probability 0" in strict.summary
+
+
+WIDE = 2000
+TAILED = dp.ToyModel(lambda _: np.append(np.log(np.arange(1.0, 21.0)), np.full(WIDE - 20, -8.0)), WIDE)
+"""Of its ids nearly all are less likely than one in a hundred thousand each: together, some 3 in 1000."""
+
+
+def test_the_far_tail_of_a_large_vocabulary_is_no_evidence_but_for_its_mass() -> None:
+    exact = audited(dp.Engine(TAILED, "none"), tokens=1500)
+    assert exact.verdict is Verdict.NO_EVIDENCE
+    assert 0 < exact.numbers["tokens_at_the_edge"] < 20
+
+    def sloppy(prompt: Tokens, max_tokens: int, seed: int) -> Sequence[int]:
+        rng = np.random.default_rng(seed)
+        text = dp.Engine(TAILED, "none").generate(prompt, max_tokens=max_tokens, seed=seed).tokens
+        return [int(rng.integers(20, WIDE)) if rng.random() < 0.1 else token for token in text]
+
+    report = check_engine(sloppy, target=TAILED, prompts=PROMPTS, tokens=3000)
+    assert report.verdict is Verdict.NOT_EXACT
+    assert report.findings[0].witness["best bet"] == EDGE
+
+
+def test_what_a_drafter_prefers_is_evidence_however_unlikely_to_the_target() -> None:
+    row = np.full(WIDE, -30.0)
+    row[100:110] = 0.0
+    drafter = dp.ModelDrafter(dp.ToyModel(lambda _: row, WIDE))
+    unchecked = FaultyRule(RULES["accepts everything"], WIDE)
+    report = audited(dp.Engine(TAILED, drafter, unchecked), tokens=100)
+    assert report.verdict is Verdict.NOT_EXACT
+    assert report.numbers["tokens"] < 10
+    assert report.likeliest_bug == "draft tokens are not checked"
 
 
 def test_the_same_seeds_give_the_same_report() -> None:

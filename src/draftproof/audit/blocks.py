@@ -195,7 +195,8 @@ class Blocks:
             final = min(1.0, last) if bug is LAST_ALONE else np.minimum(1.0, reach)
             on = np.where(drafting, chance if bug is STOPS else 1.0 - (1.0 - chance) * rest, whole * final)
             on[:, 0] = 1.0
-            gains[t] = (new * on).sum(1)
+            # Chances may miss 0 by rounding, which much likelier tokens would make much of.
+            gains[t] = (new * np.maximum(on, 0.0)).sum(1)
             weights = np.where(gains[t][:, None] > LOST, new / np.maximum(gains[t][:, None], LOST), begun)
         return gains
 

@@ -28,11 +28,13 @@ def doubtful_edges(
     ids = np.flatnonzero(np.isfinite(scores))
     mine = scores[ids]
     weights = np.exp(mine - mine.max())
-    order = np.argsort(-mine)
-    falling, mass = -mine[order], np.append(0.0, np.cumsum(weights[order] / weights.sum()))
-    # How many tokens are above each one for sure, and how many may be, itself not counted.
-    surely = np.searchsorted(falling, -(mine + margin), side="left")
-    maybe = np.searchsorted(falling, -(mine - margin), side="right")
+    near = mine >= _least(mine, weights, sampler, margin, edge)
+    order = np.argsort(-mine[near])
+    ids, falling, shares = ids[near][order], mine[near][order], weights[near][order] / weights.sum()
+    mass = np.append(0.0, np.cumsum(shares))
+    # How many tokens are above each one for sure, and how many may be, itself counted.
+    surely = np.searchsorted(-falling, -(falling + margin), side="left")
+    maybe = np.searchsorted(-falling, -(falling - margin), side="right")
     certain, possible = np.ones(len(ids), dtype=bool), np.ones(len(ids), dtype=bool)
     kept = 1.0
     if sampler.top_k:
@@ -40,10 +42,31 @@ def doubtful_edges(
         possible &= surely < sampler.top_k
         kept = float(mass[min(sampler.top_k, len(ids))])
     if sampler.top_p < 1.0:
-        certain &= mass[maybe] - (mass[-1] * weights / weights.sum()) < (sampler.top_p - edge) * kept
+        certain &= mass[maybe] - shares < (sampler.top_p - edge) * kept
         possible &= mass[surely] < (sampler.top_p + edge) * kept
     if sampler.min_p > 0.0:
-        least = float(mine.max()) + np.log(sampler.min_p)
-        certain &= mine >= least + margin
-        possible &= mine >= least - margin
-    return ids[certain], ids[possible]
+        least = float(falling[0]) + np.log(sampler.min_p)
+        certain &= falling >= least + margin
+        possible &= falling >= least - margin
+    return np.sort(ids[certain]), np.sort(ids[possible])
+
+
+def _least(
+    scores: Float[np.ndarray, "ids"],
+    weights: Float[np.ndarray, "ids"],
+    sampler: Sampler,
+    margin: float,
+    edge: float,
+) -> float:
+    """Returns a score below which no token can be kept, nor keep one that can be from being certain: found by no sort.
+
+    All tokens with a probability below some bound hold no more than the bound times their number.
+    """
+    if 0 < sampler.top_k < len(scores):
+        return float(np.partition(scores, -sampler.top_k)[-sampler.top_k]) - margin
+    outside = 1.0 - sampler.top_p - edge
+    if outside > 0.0:
+        return float(scores.max() + np.log(outside * weights.sum() / len(scores))) - margin
+    if sampler.top_p == 1.0 and sampler.min_p > 0.0:
+        return float(scores.max() + np.log(sampler.min_p)) - margin
+    return -np.inf

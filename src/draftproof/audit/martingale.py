@@ -26,7 +26,7 @@ SHARES = (0.2, 0.7)
 STAKES = (-0.4, -0.2, -0.1, -0.05, -0.02, 0.02, 0.05, 0.1, 0.2, 0.4)
 """What is laid on a score, which lies in [-2, 2]."""
 
-EDGE = "tokens at the edge of the nucleus"
+EDGE = "tokens at the far end of the target's law"
 
 SCORES = 6
 """Scores that are bet on."""
@@ -114,7 +114,7 @@ class Evidence:
         self.peak = max(self.peak, self.log_e)
 
     def see_edge(self, inside: bool, most: float) -> None:
-        """Settles bets that tokens at the edge of a nucleus, which are no other evidence, come too often.
+        """Settles bets that tokens at the far end of a law, which are no other evidence, come too often.
 
         Args:
             inside: whether the token is one of them.
@@ -154,7 +154,7 @@ class Evidence:
 
     def power(self, alpha: float) -> dict[str, float]:
         """Returns, for each bug that changes anything here, P(1/alpha would have been reached by now), did it act."""
-        from scipy.stats import norm
+        from scipy.special import ndtr
 
         bar = math.log(BETS / alpha)
         found: dict[str, float] = {}
@@ -164,6 +164,6 @@ class Evidence:
                 continue
             sums = self._laid[bug.name] * noted.mean(axis=0)
             found[bug.name] = max(
-                float(norm.sf((bar - mean) / math.sqrt(max(variance, 1e-300)))) for mean, variance in sums.tolist()
+                float(ndtr((mean - bar) / math.sqrt(max(variance, 1e-300)))) for mean, variance in sums.tolist()
             )
         return found
