@@ -17,8 +17,10 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import tokenizers
@@ -37,6 +39,7 @@ from benchmarks.audit_peers import (
     universal_engine,
 )
 from benchmarks.record import print_table, read_csv, write_csv
+from benchmarks.transformers_heads import dflash, gemma4, mtp
 from draftproof.audit import check_engine, check_rule
 from draftproof.audit.transformers_generate import TransformersGenerate
 from draftproof.models.transformers import TransformersModel
@@ -108,8 +111,8 @@ class Suspect:
     noise: float | None = None
 
 
-def suspects(target: TransformersModel, draft: TransformersModel) -> Iterator[Suspect]:
-    """Yields engines under each law they know."""
+def suspects(target: TransformersModel, draft: TransformersModel, folder: Path) -> Iterator[Suspect]:
+    """Yields engines under each law they know; a folder is for models that are made here."""
     assisted = dp.ModelDrafter(draft)
     early = dp.draft.load_drafter("self:layers=1", target)
 
@@ -160,6 +163,18 @@ def suspects(target: TransformersModel, draft: TransformersModel) -> Iterator[Su
         for name, package, drafter, make, unknown in engines:
             if law not in unknown:
                 yield Suspect(name, package, law, target, drafter, make)
+    tokenizer = target.tokenizer.tokenizer
+    heads = {
+        "MTP": mtp(tokenizer, VOCAB, folder),
+        "Gemma 4's assistant": gemma4(tokenizer, VOCAB),
+        "DFlash": dflash(target),
+    }
+    for head, headed in heads.items():
+        make = partial(TransformersGenerate, headed.target, **headed.options)
+        for law in LAWS:
+            yield Suspect(
+                f"transformers {head}", "transformers", law, headed.target, dp.ModelDrafter(headed.head), make
+            )
     for law in ("T=1", "top-p 0.8", "greedy"):
         yield Suspect(
             "llama-cpp-python prompt lookup",
@@ -198,26 +213,13 @@ def audit_rules() -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=3000)
-    parser.add_argument("--only", default="", help="engines whose name begins so")
-    parser.add_argument("--laws", help="joined by commas")
-    parser.add_argument("--rules", action="store_true", help="verification functions")
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    arguments.out = arguments.out or RESULTS / ("audit_rules.csv" if arguments.rules else "audits.csv")
-    if arguments.rules:
-        found = audit_rules()
-        write_csv(arguments.out, found, "python -m benchmarks.audit_engines --rules")
-        print_table(list(found[0]), found)
-        return
-    torch.set_num_threads(1)  # on models this small a second thread only waits
+def audit_engines(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """Returns a row for each engine and law, and writes each at once."""
     # Rows of other engines that are there already stay; each engine's command has its own `--only`.
     command = f"python -m benchmarks.audit_engines --only ENGINE --tokens {arguments.tokens}"
     rows: list[dict[str, Any]] = []
     kept = read_csv(arguments.out)[1] if arguments.out.exists() else []
-    for suspect in suspects(*pair()):
+    for suspect in suspects(*pair(), folder):
         name, law = suspect.name, suspect.law
         if not name.startswith(arguments.only) or (arguments.laws and law not in arguments.laws.split(",")):
             continue
@@ -262,6 +264,26 @@ def main() -> None:
         made = {(row["engine"], row["law"]) for row in rows}
         others = [row for row in kept if (row["engine"], row["law"]) not in made]
         write_csv(arguments.out, others + rows, command)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=3000)
+    parser.add_argument("--only", default="", help="engines whose name begins so")
+    parser.add_argument("--laws", help="joined by commas")
+    parser.add_argument("--rules", action="store_true", help="verification functions")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    arguments.out = arguments.out or RESULTS / ("audit_rules.csv" if arguments.rules else "audits.csv")
+    if arguments.rules:
+        found = audit_rules()
+        write_csv(arguments.out, found, "python -m benchmarks.audit_engines --rules")
+        print_table(list(found[0]), found)
+        return
+    torch.set_num_threads(1)  # on models this small a second thread only waits
+    with TemporaryDirectory() as folder:
+        rows = audit_engines(arguments, Path(folder))
     shown = [name for name in rows[0] if name not in ("witness", "found")]
     print_table(shown, [{name: row[name] for name in shown} for row in rows])
 
