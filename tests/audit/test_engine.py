@@ -14,6 +14,7 @@ from draftproof.audit.faulty import FAULTY_DRAFTERS, FaultyRule
 from draftproof.audit.martingale import EDGE
 from draftproof.audit.zoo import BUGS
 from draftproof.errors import UsageError
+from draftproof.models.toy import ToyTokenizer
 from draftproof.types import Tokens
 
 # Thousands of tokens a test: the run-time checks would take most of the time. Small audits are checked in test_audit.
@@ -182,6 +183,18 @@ def test_what_a_drafter_prefers_is_evidence_however_unlikely_to_the_target() -> 
     assert report.verdict is Verdict.NOT_EXACT
     assert report.numbers["tokens"] < 10
     assert report.likeliest_bug == "draft tokens are not checked"
+
+
+def test_a_drafter_that_cannot_draft_is_told() -> None:
+    others = [f"{i:02d}".encode() for i in range(VOCAB)]
+    stranger = dp.ToyModel(DRAFT.table, VOCAB, tokenizer=ToyTokenizer(others), name="stranger")
+    report = audited(an_engine("token"), tokens=200, drafter=dp.ModelDrafter(stranger))
+    assert report.numbers["tokens_the_drafter_would_draft"] == 0
+    assert "stranger" in report.summary
+    assert "draft nothing" in report.summary
+    usual = audited(an_engine("token"), tokens=200)
+    assert usual.numbers["tokens_the_drafter_would_draft"] == 200
+    assert "draft nothing" not in usual.summary
 
 
 def test_the_same_seeds_give_the_same_report() -> None:

@@ -175,6 +175,7 @@ class _Audit:
     written: int = 0
     before: set[tuple[bytes, tuple[int, ...]]] = field(default_factory=set)
     near_ties: int = 0
+    shadowed: int = 0
     generating: float = 0.0
     passes: float = 0.0
 
@@ -293,6 +294,7 @@ class _Audit:
             start = time.perf_counter()
             row = self.session.score([Query(0, text, NO_TOKENS)])[0][0]
             drafted = None if self.shadow is None else self.shadow.laws(text, bound)
+            self.shadowed += drafted is not None and drafted[0] is not None
             self.passes += time.perf_counter() - start
             if not 0 <= token < self.model.vocab_size:
                 yield Finding(f"it emits id {token}, which the target's vocabulary lacks", self._where(text, token))
@@ -413,6 +415,7 @@ class _Audit:
             "largest_e_value": math.exp(min(evidence.peak, 700.0)),
             "tokens_at_the_edge": self.ledger.at_edge,
             "near_ties": self.near_ties,
+            "tokens_the_drafter_would_draft": None if self.shadow is None else self.shadowed,
             "draft_tokens": self.drafted if isinstance(self.engine, Engine) else None,
             "share_of_tokens_a_bug_is_taken_to_act_on": evidence.acting,
             "generation_seconds": self.generating,
@@ -425,6 +428,8 @@ class _Audit:
             blind = self.ledger.blind
             verdict = Verdict.INCONCLUSIVE if blind else Verdict.NO_EVIDENCE
             summary = self.ledger.told(looked) + (": too few tokens" if blind else "")
+            if self.drafter is not None and not self.shadowed:
+                summary += f"; the drafter ({self.drafter.describe()}) would draft nothing here"
         else:
             verdict, summary = (Verdict.INCONCLUSIVE if failed else Verdict.NOT_EXACT), finding.what
         return Report(
