@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from draftproof.audit.conventions import resolve, said
 from draftproof.audit.edge import MARGIN, doubtful_edges
 from draftproof.audit.laws import Place
-from draftproof.audit.ledger import Ledger, number
+from draftproof.audit.ledger import Ledger, check_claim, number
 from draftproof.audit.martingale import Evidence
 from draftproof.audit.report import Finding, Progress, Report, Verdict, silent
 from draftproof.audit.shadow import Shadow, changes_nothing
@@ -118,16 +118,11 @@ def check_engine(
     Raises:
         UsageError: if an argument is wrong.
     """
-    if not isinstance(alpha, float) or not 0.0 < alpha < 1.0:
-        raise UsageError(f"alpha {alpha!r} is not a probability of false alarm; use for example 1e-3")
+    check_claim(prompts, alpha, noise)
     if whole("tokens", tokens) < 1 or whole("max_tokens", max_tokens) < 1:
         raise UsageError(f"tokens {tokens} and max_tokens {max_tokens} must be positive")
     if whole("naming", naming) < 0:
         raise UsageError(f"naming {naming} is negative; use 0 to stop as soon as something is found")
-    if noise is not None and not 0.0 <= noise < 1.0:
-        raise UsageError(f"noise {noise} is out of range; use 0 or a small number such as 0.02")
-    if isinstance(prompts, str) or not len(prompts):
-        raise UsageError("prompts must be a list with at least one prompt")
     named = engine if isinstance(engine, str) else str(getattr(engine, "__name__", type(engine).__name__))
     engine = resolve(engine) if isinstance(engine, str) else engine
     if isinstance(engine, Engine):
@@ -174,7 +169,6 @@ class _Audit:
     judged: int = 0
     written: int = 0
     before: set[tuple[bytes, tuple[int, ...]]] = field(default_factory=set)
-    near_ties: int = 0
     shadowed: int = 0
     generating: float = 0.0
     passes: float = 0.0
@@ -320,7 +314,7 @@ class _Audit:
         parted = find_divergence(self.model, bound, 0, prompt, [*so_far, best], [*so_far, token])
         assert parted is not None
         if parted.near_tie or parted.gap <= MARGIN * math.sqrt(2.0) * self.noise:
-            self.near_ties += 1
+            self.ledger.near_ties += 1
             return None
         where = self._where(text, token) | {
             "the target's choice": best,
@@ -404,31 +398,20 @@ class _Audit:
     def _report(self, finding: Finding | None, failed: bool = False) -> Report:
         if self.won_at:
             finding, failed = self.ledger.finding(), False
-        greedy, looked, evidence = self.sampler.greedy, self.won_at or self.looked, self.ledger.evidence
+        greedy, looked = self.sampler.greedy, self.won_at or self.looked
         powers = () if greedy else self.ledger.powers()
-        log_e = evidence.log_e
         numbers = {
             "tokens": looked,
             "tokens_for_the_name": self.looked,
             "texts": self.texts,
-            "e_value": math.exp(min(log_e, 700.0)),
-            "largest_e_value": math.exp(min(evidence.peak, 700.0)),
-            "tokens_at_the_edge": self.ledger.at_edge,
-            "near_ties": self.near_ties,
             "tokens_the_drafter_would_draft": None if self.shadow is None else self.shadowed,
             "draft_tokens": self.drafted if isinstance(self.engine, Engine) else None,
-            "share_of_tokens_a_bug_is_taken_to_act_on": evidence.acting,
             "generation_seconds": self.generating,
             "reference_seconds": self.passes,
-        }
-        if finding is None and greedy:
-            verdict = Verdict.NO_EVIDENCE
-            summary = f"{looked} tokens are the target's choice, {self.near_ties} of them by rounding"
-        elif finding is None:
-            blind = self.ledger.blind
-            verdict = Verdict.INCONCLUSIVE if blind else Verdict.NO_EVIDENCE
-            summary = self.ledger.told(looked) + (": too few tokens" if blind else "")
-            if self.drafter is not None and not self.shadowed:
+        } | self.ledger.numbers(greedy)
+        if finding is None:
+            verdict, summary = self.ledger.verdict(looked, greedy)
+            if self.shadow is not None and self.drafter is not None and not self.shadowed:
                 summary += f"; the drafter ({self.drafter.describe()}) would draft nothing here"
         else:
             verdict, summary = (Verdict.INCONCLUSIVE if failed else Verdict.NOT_EXACT), finding.what

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,9 @@ from jaxtyping import Float
 
 from draftproof.audit.laws import BUG_LAWS, Place
 from draftproof.audit.martingale import Evidence
-from draftproof.audit.report import Bars, Finding, Line, Power
+from draftproof.audit.report import Bars, Finding, Line, Power, Verdict
+from draftproof.errors import UsageError
+from draftproof.request import Prompt
 
 MEASURED_EVERY = 8
 """Every so many places it is also worked out how fast each bug would show."""
@@ -24,6 +26,16 @@ Where = Callable[[], dict[str, Any]]
 """Tells where a token was seen, when a witness is wanted."""
 
 
+def check_claim(prompts: Sequence[Prompt], alpha: float, noise: float | None) -> None:
+    """Raises UsageError if what an audit of tokens is to be made of is out of range."""
+    if isinstance(prompts, str) or not len(prompts):
+        raise UsageError("prompts must be a list with at least one prompt")
+    if not isinstance(alpha, float) or not 0.0 < alpha < 1.0:
+        raise UsageError(f"alpha {alpha!r} is not a probability of false alarm; use for example 1e-3")
+    if noise is not None and not 0.0 <= noise < 1.0:
+        raise UsageError(f"noise {noise} is out of range; use 0 or a small number such as 0.02")
+
+
 @dataclass(eq=False)
 class Ledger:
     """What the tokens of one engine have won against its target's laws.
@@ -32,12 +44,14 @@ class Ledger:
         alpha: P("not exact") for an exact engine.
         evidence: the bets.
         at_edge: tokens that are no evidence, but for their number.
+        near_ties: greedy tokens that rounding decided.
         log_p: logarithm of the probability of all tokens.
     """
 
     alpha: float
     evidence: Evidence
     at_edge: int = 0
+    near_ties: int = 0
     log_p: float = 0.0
     _seen: list[tuple[Where, float]] = field(default_factory=list)
     _curve: list[tuple[int, float]] = field(default_factory=list)
@@ -98,10 +112,25 @@ class Ledger:
         found = f"nothing found in {looked} tokens (e-value {number(self.evidence.log_e)})"
         return f"{found}, which would have shown {shown} of {len(powers)} known bugs"
 
-    @property
-    def blind(self) -> bool:
-        """Whether too little was bet on to have shown any known bug."""
-        return max((each.power for each in self.powers()), default=0.0) < 0.5
+    def verdict(self, looked: int, greedy: bool) -> tuple[Verdict, str]:
+        """Returns the verdict on so many tokens if nothing was found, and what was seen, in words."""
+        if greedy:
+            seen = f"{looked} tokens are the target's choice, {self.near_ties} of them by rounding"
+            return Verdict.NO_EVIDENCE, seen
+        if max((each.power for each in self.powers()), default=0.0) < 0.5:
+            return Verdict.INCONCLUSIVE, f"{self.told(looked)}: too few tokens"
+        return Verdict.NO_EVIDENCE, self.told(looked)
+
+    def numbers(self, greedy: bool) -> dict[str, Any]:
+        """Returns what was won, and on what, for machines."""
+        won, peak = (math.exp(min(each, 700.0)) for each in (self.evidence.log_e, self.evidence.peak))
+        return {
+            "e_value": None if greedy else won,
+            "largest_e_value": None if greedy else peak,
+            "tokens_at_the_edge": self.at_edge,
+            "near_ties": self.near_ties,
+            "share_of_tokens_a_bug_is_taken_to_act_on": self.evidence.acting,
+        }
 
     def plots(self) -> tuple[Bars | Line, ...]:
         """Returns the e-value over tokens, and how often tokens took each place in the target's order."""

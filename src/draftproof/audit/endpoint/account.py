@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -36,7 +35,6 @@ class Account:
         texts: how many were looked at.
         looked: tokens of them.
         unlisted: tokens of which no law was told.
-        near_ties: greedy tokens that rounding decided.
         reported: logprobs that were compared with another server's.
         misreported: those that are wrong.
     """
@@ -51,7 +49,6 @@ class Account:
     texts: int = 0
     looked: int = 0
     unlisted: int = 0
-    near_ties: int = 0
     written: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -96,27 +93,14 @@ class Account:
             failed: it is the latter.
             note: what was found right, if it is not tokens by their laws.
         """
-        greedy, log_e = self.sampler.greedy, self.ledger.evidence.log_e
-        verdict = Verdict.NO_EVIDENCE
+        greedy = self.sampler.greedy
         if finding is not None:
             verdict, summary = (Verdict.INCONCLUSIVE if failed else Verdict.NOT_EXACT), finding.what
         elif note is not None:
-            summary = note
-        elif greedy:
-            summary = f"{self.looked} tokens are the target's choice, {self.near_ties} of them by rounding"
+            verdict, summary = Verdict.NO_EVIDENCE, note
         else:
-            summary = self.ledger.told(self.looked)
-            if self.ledger.blind:
-                verdict, summary = Verdict.INCONCLUSIVE, f"{summary}: too few tokens"
-        numbers = {
-            "tokens": self.looked,
-            "texts": self.texts,
-            "e_value": None if greedy else math.exp(min(log_e, 700.0)),
-            "largest_e_value": None if greedy else math.exp(min(self.ledger.evidence.peak, 700.0)),
-            "tokens_at_the_edge": self.ledger.at_edge,
-            "near_ties": self.near_ties,
-            "share_of_tokens_a_bug_is_taken_to_act_on": self.ledger.evidence.acting,
-        }
+            verdict, summary = self.ledger.verdict(self.looked, greedy)
+        numbers = {"tokens": self.looked, "texts": self.texts} | self.ledger.numbers(greedy)
         return self.completed(
             Report(
                 self.endpoint.url,

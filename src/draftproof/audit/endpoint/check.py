@@ -18,6 +18,7 @@ from draftproof.audit.endpoint.lists import against_lists
 from draftproof.audit.endpoint.promises import Outcome, check_promises
 from draftproof.audit.endpoint.texts import against_texts
 from draftproof.audit.engine import check_engine
+from draftproof.audit.ledger import check_claim
 from draftproof.audit.report import Finding, Progress, Report, Verdict, silent
 from draftproof.draft.base import Drafter
 from draftproof.draft.load import check_drafter, load_drafter
@@ -99,8 +100,7 @@ def check_endpoint(
         MissingDependencyError: if httpx2 is not installed.
     """
     began = time.perf_counter()
-    if not isinstance(alpha, float) or not 0.0 < alpha < 1.0:
-        raise UsageError(f"alpha {alpha!r} is not a probability of false alarm; use for example 1e-3")
+    check_claim(prompts, alpha, noise)
     for name, value in (("tokens", tokens), ("max_tokens", max_tokens), ("concurrency", concurrency)):
         if whole(name, value) < 1:
             raise UsageError(f"{name} {value} must be positive")
@@ -110,10 +110,6 @@ def check_endpoint(
         raise UsageError(f"concurrency {concurrency} is more than {MOST_AT_A_TIME} requests at a time")
     if not 0.0 < timeout < math.inf:
         raise UsageError(f"timeout {timeout} must be a positive number of seconds")
-    if noise is not None and not 0.0 <= noise < 1.0:
-        raise UsageError(f"noise {noise} is out of range; use 0 or a small number such as 0.02")
-    if isinstance(prompts, str) or not len(prompts):
-        raise UsageError("prompts must be a list with at least one prompt")
     sampler = sampler or Sampler()
     if target is None and sampler != Sampler(**{name: getattr(sampler, name) for name in TOLD_BY_LISTS}):
         raise UsageError(

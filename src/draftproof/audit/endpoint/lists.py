@@ -275,7 +275,7 @@ class _ListAudit:
         if key == best or gap == 0.0:
             return None
         if gap <= MARGIN * math.sqrt(2.0) * self.noise:
-            self.account.near_ties += 1
+            self.account.ledger.near_ties += 1
             return None
         where = _where(text, i) | {"the target's choice": best, "its lead, logits": gap}
         return Finding(f"greedy text departs from the target's choice by {gap:.3g} logits", where, p_value=0.0)
