@@ -88,6 +88,9 @@ def llama(path: str, gguf: str, draft: str | None) -> tuple[list[Server], str, s
     if draft is not None:
         drafting = ["--spec-type", "draft-simple", "-md", draft, "--spec-draft-n-max", "4"]
         found.append(Server("llama.cpp, draft model", [*plain[:-1], *drafting, "--port"], f"model:llamacpp:{draft}"))
+        # A control: drafts are accepted by dice, whatever the target says, to time what a better draft would do.
+        dice = [*drafting, "--spec-synth-rates", "0.9,0.8,0.7,0.6"]
+        found.append(Server("llama.cpp, drafts by dice", [*plain[:-1], *dice, "--port"], f"model:llamacpp:{draft}"))
     told = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
     version = next(line for line in (told.stderr + told.stdout).splitlines() if line.startswith("version"))
     return found, f"llamacpp:{gguf}", version.removeprefix("version: ")
