@@ -66,7 +66,7 @@ class Outcome:
     @cached_property
     def total(self) -> float:
         """What the two sum to: 1, or less where the draft's law has mass on other ids than the place's."""
-        return float(self.kept.sum() + self.ended.sum())
+        return float(np.add.reduce(self.kept + self.ended))
 
 
 @dataclass(frozen=True)

@@ -68,13 +68,17 @@ class Evidence:
     peak: float = 0.0
     closed: bool = False
     blocks: Blocks = field(default_factory=Blocks)
+    _log_e: float | None = None
     _laid: dict[str, int] = field(default_factory=dict)
     _growth: dict[str, list[list[tuple[float, float]]]] = field(default_factory=dict)
 
     @property
     def log_e(self) -> float:
         """The logarithm of the e-value: of the mean wealth of all bets."""
-        return float(np.logaddexp.reduce([*self.wealth.values(), *[0.0] * (BETS - len(self.wealth))])) - math.log(BETS)
+        if self._log_e is None:
+            sleeping = [0.0] * (BETS - len(self.wealth))
+            self._log_e = float(np.logaddexp.reduce([*self.wealth.values(), *sleeping])) - math.log(BETS)
+        return self._log_e
 
     def see(self, place: Place, at: int, measure: bool = False) -> None:
         """Settles all bets on the token at index `at` of the place's ids.
@@ -145,6 +149,7 @@ class Evidence:
 
     def _add(self, bet: tuple[str, float], gain: float) -> None:
         self.wealth[bet] = self.wealth.get(bet, 0.0) + gain
+        self._log_e = None
 
     def likeliest(self) -> KnownBug | None:
         """Returns the bug that explains the tokens best, in blocks or one by one; None if the target does."""
