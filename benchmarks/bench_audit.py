@@ -24,6 +24,7 @@ from benchmarks.record import print_table, write_csv
 from draftproof.audit import Verdict, check_engine
 from draftproof.audit.engine import NAMING, Generate
 from draftproof.audit.faulty import FAULTY_DRAFTERS, FaultyRule, toy_pairs
+from draftproof.audit.faulty_loop import FAULTS, FaultyLoop
 from draftproof.audit.zoo import BUGS
 from draftproof.truncation import own_law
 from draftproof.types import Tokens, as_tokens
@@ -49,6 +50,8 @@ MEDIANS: dict[str, int] = {
 """Tokens until found that a first experiment gave, on a pair of its own, at alpha 1e-3 and four draft tokens."""
 
 
+REPLACED = "drafts drawn without replacement are judged as drawn with it"
+
 TINY = "tiny Llama"
 """The pair of `benchmarks.audit_engines`, in float32."""
 
@@ -71,13 +74,19 @@ def pair_named(name: str) -> tuple[dp.Model, dp.Model]:
     return pair(TINY_NOISE)
 
 
-def bugs(target: dp.Model, draft: dp.Model) -> Iterator[tuple[str, str, dp.Engine]]:
-    """Yields every engine with a bug: its name, its family, the engine."""
+def bugs(target: dp.Model, draft: dp.Model) -> Iterator[tuple[str, str, dp.Engine | Generate, dp.Sampler]]:
+    """Yields every engine with a bug: its name, its family, the engine, the law it claims."""
+    plain = dp.Sampler()
     for bug in BUGS:
         drafter = dp.ModelDrafter(draft)
-        yield bug.name, bug.family, dp.Engine(target, drafter, FaultyRule(bug, target.vocab_size), None, LENGTH)
+        rule = FaultyRule(bug, target.vocab_size)
+        yield bug.name, bug.family, dp.Engine(target, drafter, rule, None, LENGTH), plain
     for name, (family, spoil) in FAULTY_DRAFTERS.items():
-        yield name, family, dp.Engine(target, spoil(dp.ModelDrafter(draft)), "token", None, LENGTH)
+        yield name, family, dp.Engine(target, spoil(dp.ModelDrafter(draft)), "token", None, LENGTH), plain
+    if isinstance(target, dp.ToyModel) and isinstance(draft, dp.ToyModel):
+        for fault, (family, sampler) in FAULTS.items():
+            yield fault, family, FaultyLoop(target, draft, fault, LENGTH), sampler
+        yield REPLACED, "draft law", tree_engine(target, draft, "traversal", replacement=False, told=True), plain
 
 
 def find_bugs(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -85,12 +94,14 @@ def find_bugs(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for pair in arguments.pairs.split(",") if arguments.pairs else list(toy_pairs()):
         target, draft = pair_named(pair)
-        for name, family, engine in bugs(target, draft):
-            if arguments.only and arguments.only not in (name, family):
+        for name, family, engine, sampler in bugs(target, draft):
+            if arguments.only and name not in arguments.only and family not in arguments.only:
                 continue
             reports = [
                 check_engine(
                     engine,
+                    target=target,
+                    sampler=sampler,
                     drafter=dp.ModelDrafter(draft),
                     prompts=PROMPTS,
                     tokens=arguments.tokens,
@@ -127,8 +138,14 @@ def find_bugs(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def tree_engine(target: dp.ToyModel, draft: dp.ToyModel, rule: str, replacement: bool) -> Generate:
-    """Returns a loop around `verify_tree`: two drafts for each of two places, drawn from a draft model."""
+def tree_engine(
+    target: dp.ToyModel, draft: dp.ToyModel, rule: str, replacement: bool, told: bool | None = None
+) -> Generate:
+    """Returns a loop around `verify_tree`: two drafts for each of two places, drawn from a draft model.
+
+    They are drawn with or without replacement, and told to be drawn so; or, for a bug, the other way.
+    """
+    told = replacement if told is None else told
 
     def generate(prompt: Tokens, most: int, seed: int) -> list[int]:
         random = np.random.default_rng(seed)
@@ -148,7 +165,7 @@ def tree_engine(target: dp.ToyModel, draft: dp.ToyModel, rule: str, replacement:
                 paths.append([*paths[parent + 1], ids[-1]])
             rows = np.array([own_law(target.table(as_tokens([*text, *path]))) for path in paths])
             verdict = dp.verify_tree(
-                rows, ids, parents, np.array(laws), seed=seed, position=len(text), replacement=replacement, rule=rule
+                rows, ids, parents, np.array(laws), seed=seed, position=len(text), replacement=told, rule=rule
             )
             text += [*(ids[node] for node in verdict.path), verdict.token]
         return text[len(prompt) : len(prompt) + most]
@@ -210,7 +227,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--pairs", help="names of pairs, joined by commas; default: all")
-    parser.add_argument("--only", help="a bug or a family")
+    parser.add_argument("--only", nargs="*", help="bugs or families")
     parser.add_argument("--naming", type=int, default=NAMING, help="at most this many tokens more for the name")
     parser.add_argument("--runs", type=int, default=300)
     parser.add_argument("--tokens", type=int, help="at most; default 20000, 2000 for exact engines")

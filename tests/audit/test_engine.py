@@ -11,6 +11,8 @@ import pytest
 import draftproof as dp
 from draftproof.audit import Report, Verdict, check_engine
 from draftproof.audit.faulty import FAULTY_DRAFTERS, FaultyRule
+from draftproof.audit.faulty_loop import FAULTS, FaultyLoop
+from draftproof.audit.laws import TWICE
 from draftproof.audit.martingale import EDGE
 from draftproof.audit.zoo import BUGS
 from draftproof.errors import UsageError
@@ -84,6 +86,19 @@ def test_an_engine_with_a_faulty_drafter_is_found_and_named(name: str) -> None:
     assert report.verdict is Verdict.NOT_EXACT
     assert report.family == family
     assert report.findings[0].witness["telling places"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_loop_with_a_fault_between_rule_and_sampler_is_found(fault: str) -> None:
+    family, sampler = FAULTS[fault]
+    draft = DRAFT if fault == TWICE else FAR
+    # The token before a draft is seldom the last where drafts are long.
+    loop = FaultyLoop(TARGET, draft, fault, 1 if fault == TWICE else 4)
+    report = check_engine(
+        loop, target=TARGET, drafter=draft, sampler=sampler, prompts=PROMPTS, tokens=12_000, alpha=0.01, naming=300
+    )
+    assert report.verdict is Verdict.NOT_EXACT
+    assert report.family == family or fault == TWICE
 
 
 def test_the_search_for_a_name_changes_no_evidence_and_may_fail() -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,7 +33,7 @@ from draftproof.models.load import load
 from draftproof.models.toy import ToyModel
 from draftproof.request import Prompt, Request
 from draftproof.sampling import BoundSampler, Sampler
-from draftproof.truncation import own_law
+from draftproof.truncation import own_law, truncated_law
 from draftproof.types import NO_TOKENS, Tokens
 
 Generate: TypeAlias = Callable[[Tokens, int, int], Sequence[int]]
@@ -52,6 +53,9 @@ some thousand of fifty thousand are left, and a hundredth of the tokens is lost.
 
 UNLIKELY = -20.0
 """log p of a text that does not come twice by chance."""
+
+LAGS = 3
+"""Tokens of a draft that penalties may miss, at most, for the bets on that."""
 
 NAMING = 1000
 """Tokens that it takes to name most bugs; the verdict comes sooner."""
@@ -175,6 +179,8 @@ class _Audit:
 
     def __post_init__(self) -> None:
         self.plain = changes_nothing(self.sampler)
+        shape = _shape(self.sampler)
+        self.again = None if changes_nothing(shape) else partial(_sampled_again, shape)
         self.residuals, self.summed = np.zeros(self.model.vocab_size), 0
         self.session = self.model.session()
         # Greedy text is judged by the target's choice alone.
@@ -348,6 +354,7 @@ class _Audit:
             return None
         p = truth.law.prob_of(truth.core)
         q, raw = drafted or (None, None)
+        uncounted, twice = self._miscounted(bound, text, row, truth.core)
         place = Place(
             p=p / p.sum(),
             q=None if q is None else q.prob_of(truth.core),
@@ -356,11 +363,36 @@ class _Audit:
             unprocessed=None if self.plain else own_law(row[truth.core]),
             drafted_before=None if before is None or before[1] is None else before[1].prob_of(truth.core),
             usual=self.residuals[truth.core] / self.summed if self.summed else None,
+            again=self.again,
+            uncounted=uncounted,
+            twice=twice,
         )
         self.ledger.settle(place, at, lambda: self._where(text, token))
         self.residuals[truth.core] += place.p if place.q is None else residual(place.p, place.q)
         self.summed += 1
         return None
+
+    def _miscounted(
+        self, bound: BoundSampler, text: Tokens, row: Float[np.ndarray, "vocab"], core: Int[np.ndarray, "core"]
+    ) -> tuple[Float[np.ndarray, "core"] | None, Float[np.ndarray, "core"] | None]:
+        """Returns the target's law of some ids if penalties do not count a draft, or count a token before it twice.
+
+        How long the draft is by now is not known: the mean over a few lengths. None where it does not matter.
+        """
+        own, written = self.sampler, len(text) - bound.prompt_length
+        if own.repetition_penalty == 1.0 and own.frequency_penalty == 0.0 and own.presence_penalty == 0.0:
+            return None, None
+        if written < LAGS:
+            return None, None
+
+        def mean(histories: Iterator[Tokens]) -> Float[np.ndarray, "core"]:
+            found: Float[np.ndarray, "core"] = np.mean(
+                [bound.law(each, row).prob_of(core) for each in histories], axis=0
+            )
+            return found
+
+        uncounted = mean(text[: len(text) - lag] for lag in range(LAGS))
+        return uncounted, mean(np.append(text, text[-lag]) for lag in range(1, LAGS + 1))
 
     def _truth(
         self, bound: BoundSampler, text: Tokens, row: Float[np.ndarray, "vocab"], drafted: Distribution | None
@@ -434,6 +466,18 @@ def _drafter(drafter: Drafter | Model | str | None, model: Model) -> Drafter | N
     if drafter is None:
         return None
     return load_drafter(ModelDrafter(drafter) if isinstance(drafter, Model) else drafter, model)
+
+
+def _shape(sampler: Sampler) -> Sampler:
+    """Returns a sampler's temperature and truncation alone."""
+    return Sampler(temperature=sampler.temperature, top_k=sampler.top_k, top_p=sampler.top_p, min_p=sampler.min_p)
+
+
+def _sampled_again(sampler: Sampler, law: Float[np.ndarray, "ids"]) -> Float[np.ndarray, "ids"]:
+    """Returns what temperature, top-k, top-p and min-p make of a law that they have made already."""
+    with np.errstate(divide="ignore"):
+        logits = np.log(law)
+    return truncated_law(logits, float(logits.max()), sampler).dense(len(law))
 
 
 def _within(token: int, ids: Int[np.ndarray, "n"]) -> bool:

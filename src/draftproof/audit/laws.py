@@ -23,6 +23,10 @@ LENIENCE = 1.2
 COLDER = 0.7
 HOTTER, COOLER = 1.15, 0.85
 
+AGAIN = "the residual goes through the sampler again"
+WITHOUT_DRAFT = "penalties do not count drafted tokens"
+TWICE = "penalties count the last token twice"
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Place:
@@ -38,6 +42,9 @@ class Place:
         unprocessed: the target's without the user's parameters; None if they change nothing.
         drafted_before: the drafter's at the place before, over these ids; None if unknown.
         usual: the mean of the target's laws at other places, over these ids; None if unknown.
+        again: what the user's temperature and truncation make of a law over these ids; None if there are none.
+        uncounted: the target's law if penalties did not count what was drafted; None if there are none.
+        twice: the same if they counted the token before a draft twice.
     """
 
     p: Law
@@ -47,6 +54,9 @@ class Place:
     unprocessed: Law | None = None
     drafted_before: Law | None = None
     usual: Law | None = None
+    again: Callable[[Law], Law] | None = None
+    uncounted: Law | None = None
+    twice: Law | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,6 +198,13 @@ def _raw_draft(place: Place) -> Outcome | None:
     return None if place.q is None or place.raw is None else judged(place.p, place.q, place.raw)
 
 
+def _sampled_again(place: Place) -> Outcome | None:
+    again = place.again
+    if again is None or place.q is None:
+        return None
+    return judged(place.p, place.q, recovered=lambda p, q: again(residual(p, q)))
+
+
 def _likeliest(place: Place) -> Outcome:
     law = np.zeros_like(place.p)
     law[int(np.argmax(place.p))] = 1.0
@@ -211,6 +228,7 @@ BUG_LAWS: tuple[BugLaw, ...] = (
     BugLaw("the residual is p without the rejected token", "residual", _drafted(_without_rejected)),
     BugLaw("the residual is |p - q|", "residual", _recovered(_absolute)),
     BugLaw("the residual goes through a softmax", "residual", _recovered(_softmax)),
+    BugLaw(AGAIN, "residual", _sampled_again),
     BugLaw("accepts if u < p", "acceptance", _chance(lambda p, q: p)),
     BugLaw("accepts if p >= q, without a coin", "acceptance", _chance(lambda p, q: (p >= q).astype(float))),
     BugLaw("the ratio is upside down", "acceptance", _chance(lambda p, q: np.minimum(1.0, q / p))),
@@ -223,6 +241,8 @@ BUG_LAWS: tuple[BugLaw, ...] = (
     BugLaw("a truncated draft is told by its raw law", "draft law", _raw_draft),
     BugLaw("a token comes from the row before", "rows", _instead(lambda place: place.before)),
     BugLaw("the sampling parameters are not applied", "processors", _instead(lambda place: place.unprocessed)),
+    BugLaw(WITHOUT_DRAFT, "processors", _instead(lambda place: place.uncounted)),
+    BugLaw(TWICE, "processors", _instead(lambda place: place.twice)),
     BugLaw(
         "sampled at a higher temperature than is claimed",
         "temperature",
