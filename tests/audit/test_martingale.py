@@ -15,7 +15,7 @@ ABSOLUTE = "the residual is |p - q|"
 
 def a_place(seed: int, *, drafted: bool = True, one_hot: bool = False, vocab: int = VOCAB) -> Place:
     rng = np.random.default_rng(seed)
-    p, other, raw, before, plain = rng.dirichlet([0.7] * vocab, size=5)
+    p, other, raw, before, plain, fewer, more = rng.dirichlet([0.7] * vocab, size=7)
     q = np.eye(vocab)[int(rng.integers(vocab))] if one_hot else 0.5 * p + 0.5 * other
     return Place(
         p=p,
@@ -23,6 +23,9 @@ def a_place(seed: int, *, drafted: bool = True, one_hot: bool = False, vocab: in
         raw=0.5 * q + 0.5 * raw if drafted else None,
         before=before,
         unprocessed=plain,
+        again=lambda law: law**2 / (law**2).sum(),
+        uncounted=fewer,
+        twice=more,
     )
 
 
