@@ -105,6 +105,11 @@ class Sampler:
         )
 
     @property
+    def truncates(self) -> bool:
+        """Whether top-k, top-p or min-p may cut tokens off."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+    @property
     def greedy(self) -> bool:
         """Whether every law is one-hot."""
         return self.temperature < GREEDY_TEMPERATURE

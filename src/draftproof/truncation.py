@@ -29,10 +29,9 @@ def truncated_law(logits: Float[np.ndarray, "vocab"], top: float, sampler: Sampl
     A truncated law is found among the few ids near the largest, together with a proof that the others could not have
     changed it; only where there is none is the whole row looked at.
     """
-    truncates = sampler.top_k or sampler.top_p < 1.0 or sampler.min_p > 0.0
     # What lies below the shallow depth can weigh too much for a nucleus of the whole row.
     depths = (SHALLOW, DEEP) if sampler.top_k or sampler.top_p == 1.0 else (DEEP,)
-    for depth in depths if truncates else ():
+    for depth in depths if sampler.truncates else ():
         # Rounded as the logits are, so that what is left out lies below the threshold that the proof counts with.
         lowest = float(np.finfo(logits.dtype).min)
         threshold = logits.dtype.type(max(top - depth * sampler.temperature, lowest))

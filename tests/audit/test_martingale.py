@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from draftproof.audit.martingale import BUG_LAWS, EDGE, Evidence, Place
+from draftproof.sampling import Sampler
 
 VOCAB = 12
 ABSOLUTE = "the residual is |p - q|"
@@ -23,7 +24,7 @@ def a_place(seed: int, *, drafted: bool = True, one_hot: bool = False, vocab: in
         raw=0.5 * q + 0.5 * raw if drafted else None,
         before=before,
         unprocessed=plain,
-        again=lambda law: law**2 / (law**2).sum(),
+        again=Sampler(temperature=0.5),
         uncounted=fewer,
         twice=more,
     )

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,7 +32,7 @@ from draftproof.models.load import load
 from draftproof.models.toy import ToyModel
 from draftproof.request import Prompt, Request
 from draftproof.sampling import BoundSampler, Sampler
-from draftproof.truncation import own_law, truncated_law
+from draftproof.truncation import own_law
 from draftproof.types import NO_TOKENS, Tokens
 
 Generate: TypeAlias = Callable[[Tokens, int, int], Sequence[int]]
@@ -180,7 +179,7 @@ class _Audit:
     def __post_init__(self) -> None:
         self.plain = changes_nothing(self.sampler)
         shape = _shape(self.sampler)
-        self.again = None if changes_nothing(shape) else partial(_sampled_again, shape)
+        self.again = None if changes_nothing(shape) else shape
         self.residuals, self.summed = np.zeros(self.model.vocab_size), 0
         self.session = self.model.session()
         # Greedy text is judged by the target's choice alone.
@@ -354,7 +353,7 @@ class _Audit:
             return None
         p = truth.law.prob_of(truth.core)
         q, raw = drafted or (None, None)
-        uncounted, twice = self._miscounted(bound, text, row, truth.core)
+        uncounted, twice = self._miscounted(bound, text, row, truth)
         place = Place(
             p=p / p.sum(),
             q=None if q is None else q.prob_of(truth.core),
@@ -373,9 +372,9 @@ class _Audit:
         return None
 
     def _miscounted(
-        self, bound: BoundSampler, text: Tokens, row: Float[np.ndarray, "vocab"], core: Int[np.ndarray, "core"]
+        self, bound: BoundSampler, text: Tokens, row: Float[np.ndarray, "vocab"], truth: _Truth
     ) -> tuple[Float[np.ndarray, "core"] | None, Float[np.ndarray, "core"] | None]:
-        """Returns the target's law of some ids if penalties do not count a draft, or count a token before it twice.
+        """Returns the target's law of the core if penalties do not count a draft, or count a token before it twice.
 
         How long the draft is by now is not known: the mean over a few lengths. None where it does not matter.
         """
@@ -385,14 +384,13 @@ class _Audit:
         if written < LAGS:
             return None, None
 
-        def mean(histories: Iterator[Tokens]) -> Float[np.ndarray, "core"]:
-            found: Float[np.ndarray, "core"] = np.mean(
-                [bound.law(each, row).prob_of(core) for each in histories], axis=0
-            )
+        def mean(*laws: Distribution) -> Float[np.ndarray, "core"]:
+            found: Float[np.ndarray, "core"] = np.mean([law.prob_of(truth.core) for law in laws], axis=0)
             return found
 
-        uncounted = mean(text[: len(text) - lag] for lag in range(LAGS))
-        return uncounted, mean(np.append(text, text[-lag]) for lag in range(1, LAGS + 1))
+        fewer = [bound.law(text[:-lag], row) for lag in range(1, LAGS)]
+        more = [bound.law(np.append(text, text[-lag]), row) for lag in range(1, LAGS + 1)]
+        return mean(truth.law, *fewer), mean(*more)
 
     def _truth(
         self, bound: BoundSampler, text: Tokens, row: Float[np.ndarray, "vocab"], drafted: Distribution | None
@@ -400,7 +398,7 @@ class _Audit:
         law = bound.law(text, row)
         ids = law.support()[law.probs > 0.0]
         own, noise = bound.sampler, max(self.noise, ROUNDING)
-        if own.top_k == 0 and own.top_p == 1.0 and own.min_p == 0.0:
+        if not own.truncates:
             if len(ids) <= MANY:
                 return _Truth(law, ids, ids)
             likely = np.zeros(self.model.vocab_size, dtype=bool)
@@ -471,13 +469,6 @@ def _drafter(drafter: Drafter | Model | str | None, model: Model) -> Drafter | N
 def _shape(sampler: Sampler) -> Sampler:
     """Returns a sampler's temperature and truncation alone."""
     return Sampler(temperature=sampler.temperature, top_k=sampler.top_k, top_p=sampler.top_p, min_p=sampler.min_p)
-
-
-def _sampled_again(sampler: Sampler, law: Float[np.ndarray, "ids"]) -> Float[np.ndarray, "ids"]:
-    """Returns what temperature, top-k, top-p and min-p make of a law that they have made already."""
-    with np.errstate(divide="ignore"):
-        logits = np.log(law)
-    return truncated_law(logits, float(logits.max()), sampler).dense(len(law))
 
 
 def _within(token: int, ids: Int[np.ndarray, "n"]) -> bool:

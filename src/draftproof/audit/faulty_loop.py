@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from draftproof.audit.laws import AGAIN, TWICE, WITHOUT_DRAFT
+from draftproof.audit.laws import AGAIN, TWICE, WITHOUT_DRAFT, sampled_again
 from draftproof.distribution import Distribution
 from draftproof.models.toy import ToyModel
 from draftproof.noise import CounterNoise, Lane, Noise
 from draftproof.rules import verify_token
 from draftproof.sampling import BoundSampler, Sampler
-from draftproof.truncation import truncated_law
+from draftproof.truncation import own_law
 from draftproof.types import Draft, Tokens, Verdict, as_tokens
 
 REJECTED = "penalties count rejected drafts"
@@ -71,7 +69,7 @@ class FaultyLoop:
         drafted = tokens[:i]
         row = self.target.table(as_tokens([*text, *drafted]))
         if self.fault == BONUS_ONLY and i < len(tokens):
-            return truncated_law(row, float(row.max()), Sampler())
+            return Distribution(own_law(row))
         seen = {
             WITHOUT_DRAFT: text,
             REJECTED: [*text, *drafted, *rejected],
@@ -85,7 +83,5 @@ class FaultyLoop:
         if self.fault != AGAIN or n == len(draft):
             return found
         residual = p[n].residual(draft.law(n))
-        with np.errstate(divide="ignore"):
-            logits = np.log(residual.dense(self.target.vocab_size))
-        again = truncated_law(logits, float(logits.max()), sampler)
+        again = sampled_again(residual.dense(self.target.vocab_size), sampler)
         return Verdict(n, again.sample(noise.uniform(start, n, Lane.FINAL)))

@@ -15,6 +15,9 @@ import numpy as np
 from jaxtyping import Float
 
 from draftproof.audit.zoo import residual
+from draftproof.distribution import Distribution
+from draftproof.sampling import Sampler
+from draftproof.truncation import truncated_law
 
 Law: TypeAlias = Float[np.ndarray, "ids"]
 
@@ -42,7 +45,7 @@ class Place:
         unprocessed: the target's without the user's parameters; None if they change nothing.
         drafted_before: the drafter's at the place before, over these ids; None if unknown.
         usual: the mean of the target's laws at other places, over these ids; None if unknown.
-        again: what the user's temperature and truncation make of a law over these ids; None if there are none.
+        again: the user's temperature and truncation, which made p; None if there are none.
         uncounted: the target's law if penalties did not count what was drafted; None if there are none.
         twice: the same if they counted the token before a draft twice.
     """
@@ -54,7 +57,7 @@ class Place:
     unprocessed: Law | None = None
     drafted_before: Law | None = None
     usual: Law | None = None
-    again: Callable[[Law], Law] | None = None
+    again: Sampler | None = None
     uncounted: Law | None = None
     twice: Law | None = None
 
@@ -198,11 +201,18 @@ def _raw_draft(place: Place) -> Outcome | None:
     return None if place.q is None or place.raw is None else judged(place.p, place.q, place.raw)
 
 
+def sampled_again(law: Law, sampler: Sampler) -> Distribution:
+    """Returns what temperature, top-k, top-p and min-p make of a law, as if it were a model's own."""
+    with np.errstate(divide="ignore"):
+        logits = np.log(law)
+    return truncated_law(logits, float(logits.max()), sampler)
+
+
 def _sampled_again(place: Place) -> Outcome | None:
     again = place.again
     if again is None or place.q is None:
         return None
-    return judged(place.p, place.q, recovered=lambda p, q: again(residual(p, q)))
+    return judged(place.p, place.q, recovered=lambda p, q: sampled_again(residual(p, q), again).dense(len(p)))
 
 
 def _likeliest(place: Place) -> Outcome:

@@ -67,7 +67,7 @@ def top_law(top: dict[Key, float], sampler: Sampler, noise: float = 0.0) -> TopL
     if sampler.temperature != 1.0:
         fewest = scores
     known = sampler.temperature <= 1.0
-    if sampler.top_k or sampler.top_p < 1.0 or sampler.min_p > 0.0:
+    if sampler.truncates:
         margin = MARGIN * noise
         (surely, _), (so_too, possible) = (doubtful_edges(each, sampler, margin, noise) for each in (fewest, most))
         certain = np.intersect1d(surely, so_too)
