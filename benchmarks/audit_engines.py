@@ -170,11 +170,12 @@ def suspects(target: TransformersModel, draft: TransformersModel, folder: Path) 
         "DFlash": dflash(target),
     }
     for head, headed in heads.items():
-        make = partial(TransformersGenerate, headed.target, **headed.options)
-        for law in LAWS:
-            yield Suspect(
-                f"transformers {head}", "transformers", law, headed.target, dp.ModelDrafter(headed.head), make
-            )
+        drafter = dp.ModelDrafter(headed.head)
+        # The second is a control: the same model without its head.
+        for beside, options, laws in (("", headed.options, [*LAWS]), (", without it", {}, ["T=1"])):
+            make = partial(TransformersGenerate, headed.target, **options)
+            for law in laws:
+                yield Suspect(f"transformers {head}{beside}", "transformers", law, headed.target, drafter, make)
     for law in ("T=1", "top-p 0.8", "greedy"):
         yield Suspect(
             "llama-cpp-python prompt lookup",

@@ -6,6 +6,7 @@ from a text to the head's logits, which the auditor is told.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,16 @@ class Headed:
     options: dict[str, Any]
 
 
+def headed(target: TransformersModel, logits: Callable[[torch.Tensor], Any], **options: Any) -> Headed:
+    """Returns a target with its head, by the head's logits `[vocab]` after the ids of a text `[1, n]`."""
+
+    @torch.no_grad()
+    def table(tokens: Tokens) -> np.ndarray:
+        return np.asarray(logits(torch.as_tensor(tokens.astype("int64"))[None]))
+
+    return Headed(target, dp.ToyModel(table, target.vocab_size, tokenizer=target.tokenizer), options)
+
+
 def mtp(tokenizer: Any, vocab: int, folder: Path) -> Headed:
     """Returns a Mellum model with one layer for multi-token prediction: its own last layer over again.
 
@@ -80,17 +91,14 @@ def mtp(tokenizer: Any, vocab: int, folder: Path) -> Headed:
     model = transformers.MellumForCausalLM.from_pretrained(folder).eval()
     head = MtpModel.from_pretrained(model)
 
-    @torch.no_grad()
-    def logits(tokens: Tokens) -> np.ndarray:
-        ids = torch.as_tensor(tokens.astype("int64"))[None]
+    def logits(ids: torch.Tensor) -> Any:
         hidden = model.model(ids[:, :-1]).last_hidden_state
         places = torch.arange(1, ids.shape[1])[None]
         cache = MtpCache(config=model.config.get_mtp_config())
         last = head.forward_layer(0, hidden, places, cache, input_ids=ids[:, 1:])
-        return np.asarray(head._project_to_logits(last[:, -1:])[0, 0])
+        return head._project_to_logits(last[:, -1:])[0, 0]
 
-    target = TransformersModel(model, tokenizer, name="tiny Mellum")
-    return Headed(target, dp.ToyModel(logits, vocab, tokenizer=target.tokenizer), {"use_mtp": True})
+    return headed(TransformersModel(model, tokenizer, name="tiny Mellum"), logits, use_mtp=True)
 
 
 def gemma4(tokenizer: Any, vocab: int) -> Headed:
@@ -124,9 +132,7 @@ def gemma4(tokenizer: Any, vocab: int) -> Headed:
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
     assistant.generation_config.num_assistant_tokens = 1
 
-    @torch.no_grad()
-    def logits(tokens: Tokens) -> np.ndarray:
-        ids = torch.as_tensor(tokens.astype("int64"))[None]
+    def logits(ids: torch.Tensor) -> Any:
         seen = model(ids[:, :-1], output_hidden_states=True, return_shared_kv_states=True)
         last = torch.cat([model.get_input_embeddings()(ids[:, -1:]), seen.hidden_states[-1][:, -1:]], dim=-1)
         found = assistant(
@@ -136,25 +142,22 @@ def gemma4(tokenizer: Any, vocab: int) -> Headed:
             shared_kv_states=dict(seen.shared_kv_states.items()),
             use_cache=False,
         )
-        return np.asarray(found.logits[0, 0])
+        return found.logits[0, 0]
 
-    target = TransformersModel(model, tokenizer, name="tiny Gemma 4")
-    return Headed(target, dp.ToyModel(logits, vocab, tokenizer=target.tokenizer), {"assistant_model": assistant})
+    return headed(TransformersModel(model, tokenizer, name="tiny Gemma 4"), logits, assistant_model=assistant)
 
 
 def dflash(target: TransformersModel) -> Headed:
     """Returns a model and an assistant that denoises a block of masks: here one."""
-    model, vocab = target.module, target.vocab_size
+    model = target.module
     torch.manual_seed(5)
     sizes = SIZES | {"pad_token_id": None}
     config = transformers.MuseGlimmerAssistantConfig(
-        block_size=2, mask_token_id=vocab - 1, target_layer_ids=[0, 1], **sizes
+        block_size=2, mask_token_id=target.vocab_size - 1, target_layer_ids=[0, 1], **sizes
     )
     assistant = transformers.MuseGlimmerAssistantModel(config).eval()
 
-    @torch.no_grad()
-    def logits(tokens: Tokens) -> np.ndarray:
-        ids = torch.as_tensor(tokens.astype("int64"))[None]
+    def logits(ids: torch.Tensor) -> Any:
         hidden = model(ids[:, :-1], output_hidden_states=True).hidden_states
         cache, n = DFlashCache(config=config), ids.shape[1] - 1
         cache.activate_past_recording()
@@ -167,10 +170,6 @@ def dflash(target: TransformersModel) -> Headed:
             attention_mask=torch.ones(1, n + 2, dtype=torch.long),
             cache=cache,
         )
-        return np.asarray(model.get_output_embeddings()(found.last_hidden_state[:, 1:])[0, 0])
+        return model.get_output_embeddings()(found.last_hidden_state[:, 1:])[0, 0]
 
-    return Headed(
-        target,
-        dp.ToyModel(logits, vocab, tokenizer=target.tokenizer),
-        {"assistant_model": assistant, "speculation_type": "dflash"},
-    )
+    return headed(target, logits, assistant_model=assistant, speculation_type="dflash")
