@@ -48,7 +48,7 @@ ROUNDING = 1e-6
 
 FAR, MANY = 1e-5, 1000
 """Of more ids than so many, those less likely than this to target and drafter are no evidence, but for their number:
-some thousand of fifty thousand are left, and a hundredth of the tokens is lost."""
+they are most of a large vocabulary, and few of the tokens."""
 
 UNLIKELY = -20.0
 """log p of a text that does not come twice by chance."""
